@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/port_holder.h"
 
 namespace zerorun {
 namespace {
@@ -32,10 +33,15 @@ using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
       ", where the ranks are to meet (--master_addr, --master_port; MASTER_ADDR, MASTER_PORT): " + reason);
 }
 
-std::string remedy(int error) {
+std::string in_use_by(const std::string& holder) {
+  return "the port is in use, by " + holder +
+         "; choose another --master_port, or leave it out to get a free one";
+}
+
+std::string remedy(int error, int port) {
   if (error == EADDRINUSE) {
-    return "the port is in use, by another job or another program; choose another --master_port, or leave it "
-           "out to get a free one";
+    const std::string holder = listener_on(port);
+    return in_use_by(holder.empty() ? "another job or another program" : holder);
   }
   if (error == EADDRNOTAVAIL) return "the address is not this machine's; give one that is";
   if (error == EACCES) return "the system gives this port only to root; choose one from 1024 on";
@@ -104,7 +110,7 @@ ListeningSocket open_on(const std::string& address, int port, Then then) {
       return {std::move(fd), chosen, {}};
     }
   }
-  refuse(address, port, remedy(error));
+  refuse(address, port, remedy(error, port));
 }
 
 }  // namespace
@@ -113,32 +119,63 @@ ListeningSocket listen_on(const std::string& address, int port) {
   return open_on(address, port, Then::listen);
 }
 
+namespace {
+
+// A name in the abstract namespace that stands for the port.
+std::string claim_name(const std::string& address, int port) {
+  return "zerorun port " + address + ":" + std::to_string(port);
+}
+
+// Binds a Unix socket to the name. If the result is not open, errno says why.
+UniqueFd claim(const std::string& text) {
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  const size_t length = std::min(text.size(), sizeof name.sun_path - 1);
+  std::memcpy(name.sun_path + 1, text.data(), length);  // a name after a 0 byte is abstract: no file
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&name), size) == 0) return fd;
+  const int error = errno;
+  fd.reset();
+  errno = error;
+  return fd;
+}
+
+}  // namespace
+
 // SO_REUSEADDR lets two sockets be bound to one port as long as neither listens. To refuse a second
 // reservation, a Unix socket is bound to a name for the port in the abstract namespace. Closing the socket
 // frees the name.
 ListeningSocket reserve_port(const std::string& address, int port) {
-  ListeningSocket reserved = open_on(address, port, Then::wait);
-  reserved.claim = UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_un name{};
-  name.sun_family = AF_UNIX;
-  const std::string text = "zerorun port " + address + ":" + std::to_string(reserved.port);
-  const size_t length = std::min(text.size(), sizeof name.sun_path - 1);
-  std::memcpy(name.sun_path + 1, text.data(), length);  // a name after a 0 byte is abstract: no file
-  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-  if (bind(reserved.claim.get(), reinterpret_cast<sockaddr*>(&name), size) != 0) {
-    refuse(address, reserved.port, remedy(errno));
+  constexpr int kTries = 16;           // any user may bind the name of a free port
+  std::vector<ListeningSocket> taken;  // kept open, so that the system does not choose their ports again
+  while (true) {
+    ListeningSocket reserved = open_on(address, port, Then::wait);
+    const std::string name = claim_name(address, reserved.port);
+    reserved.claim = claim(name);
+    if (reserved.claim.is_open()) return reserved;
+    const int error = errno;
+    if (port == 0 && error == EADDRINUSE && taken.size() + 1 < kTries) {
+      taken.push_back(std::move(reserved));
+      continue;
+    }
+    if (error != EADDRINUSE) refuse(address, reserved.port, std::strerror(error));
+    const std::string holder = holder_of_abstract_name(name);
+    refuse(address, reserved.port, in_use_by("another job" + (holder.empty() ? "" : ", " + holder)));
   }
-  return reserved;
 }
 
 ListeningSocket listen_as_first(const std::string& address, int port) {
   ListeningSocket reserved = reserve_port(address, port);
-  if (listen(reserved.fd.get(), SOMAXCONN) != 0) refuse(address, reserved.port, remedy(errno));
+  if (listen(reserved.fd.get(), SOMAXCONN) != 0) {
+    const int error = errno;
+    refuse(address, reserved.port, remedy(error, reserved.port));
+  }
   return reserved;
 }
 
-UniqueFd take_inherited_socket(int port) {
-  const char* value = std::getenv(kListenVariable);
+UniqueFd take_inherited_socket(int port, const char* variable) {
+  const char* value = std::getenv(variable);
   if (value == nullptr) return {};
   const std::string_view text = value;
   int number = -1;

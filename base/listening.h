@@ -26,17 +26,18 @@ ListeningSocket listen_on(const std::string& address, int port);
 /// Like listen_on(), but only binds the socket and does not listen. Another socket can bind the port and
 /// listen if it has SO_REUSEADDR, as a store of torch.distributed in rank 0's program has. Sockets without
 /// SO_REUSEADDR cannot bind the port, and the system does not use it for outgoing connections. While the
-/// result's `claim` is open, a second reserve_port() on this host throws UserError.
+/// result's `claim` is open, a second reserve_port() on this host throws UserError, which names the process
+/// that uses the port, where this process may know it.
 ListeningSocket reserve_port(const std::string& address, int port);
 /// Reserves the port and listens on it. If several processes call this at the same moment with the same
 /// address, exactly one succeeds. With listen_on() all of them may fail, because Linux marks a socket as
 /// listening before it checks whether another socket listens. Throws UserError.
 ListeningSocket listen_as_first(const std::string& address, int port);
 
-/// Takes over the socket whose descriptor is in kListenVariable, and listens. The result is not open if the
-/// descriptor is not a socket bound to `port` (a program between the launcher and this process may have
-/// closed the socket), or if another socket listens on the port.
-UniqueFd take_inherited_socket(int port);
+/// Takes over the socket whose descriptor is in the environment variable, and listens. The result is not open
+/// if the descriptor is not a socket bound to `port` (a program between the launcher and this process may
+/// have closed the socket), or if another socket listens on the port.
+UniqueFd take_inherited_socket(int port, const char* variable = kListenVariable);
 
 /// Whether this process itself listens on `port`.
 bool this_process_listens_on(int port);

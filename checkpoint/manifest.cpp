@@ -14,6 +14,7 @@ namespace zerorun {
 namespace {
 
 using nlohmann::json;
+using nlohmann::ordered_json;  // keeps the order of the keys of client_state
 
 constexpr const char* kFormat = "zerorun checkpoint";
 constexpr int kVersion = 2;
@@ -293,17 +294,23 @@ Manifest parse_members(const json& value, const std::string& place) {
       .parameters = {},
       .files = {},
       .numbers = {},
-      .window = parse_window(members.at("window"), place + ": window", skippable),
-      .client_state = members.at("client_state").dump()};
+      .window = parse_window(members.at("window"), place + ": window", skippable)};
   for (const auto& [name, parameter] : members.at("parameters").items())
     manifest.parameters[name] = parse_parameter(parameter, place + ": parameter " + name, skippable, version);
   for (const auto& [name, file] : members.at("files").items())
     manifest.files[name] = parse_file(file, place + ": file " + name, skippable);
   for (const json& numbers : members.at("numbers")) manifest.numbers.push_back(parse_numbers(numbers));
   check_consistent(manifest, place);
-  members.at("checksum");
+  for (const char* key : {"client_state", "checksum"}) members.at(key);
   members.end();
   return manifest;
+}
+
+std::string ordered_client_state(const std::string& text) {
+  const auto is_wanted = [](int depth, ordered_json::parse_event_t event, const ordered_json& parsed) {
+    return depth != 1 || event != ordered_json::parse_event_t::key || parsed == "client_state";
+  };
+  return ordered_json::parse(text, is_wanted).at("client_state").dump();
 }
 
 }  // namespace
@@ -335,14 +342,18 @@ std::string to_json(const Manifest& manifest) {
                 {"window", to_value(manifest.window)},
                 {"client_state", json::parse(manifest.client_state)}};
   value["checksum"] = checksum_of_members(value);
-  return value.dump(1) + "\n";
+  ordered_json written(std::move(value));
+  written["client_state"] = ordered_json::parse(manifest.client_state);
+  return written.dump(1) + "\n";
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& place) {
   try {
     json value = parse_bounded(text, place);
     check_checksum(value, place);
-    return parse_members(value, place);
+    Manifest manifest = parse_members(value, place);
+    manifest.client_state = ordered_client_state(text);
+    return manifest;
   } catch (const json::exception& error) {
     throw UserError(place + ": " + error.what());
   }

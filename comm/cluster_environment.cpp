@@ -2,8 +2,11 @@
 
 #include <sys/socket.h>
 
+#include <array>
+#include <charconv>
 #include <cstdint>
 #include <numeric>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -23,6 +26,9 @@ constexpr int kPorts = 8000;
 // default.
 constexpr int kUsualPort = 29500;
 constexpr int kMaxNumber = 0x7fffffff;
+// Slurm's steps from this one on are no steps that srun has started for a program, such as the shell of an
+// interactive allocation: what is started there is one rank.
+constexpr int64_t kFirstSpecialStep = 0xfffffff0;
 
 // The names of one launcher's variables.
 struct Names {
@@ -145,6 +151,16 @@ std::optional<ClusterRank> read_mpich(const Variables& variables, const HostFact
   return place;
 }
 
+// Slurm's numbers have 32 bits.
+int64_t wide_number(const Variables& variables, const char* name) {
+  const std::string text = required_of(variables, kSlurm, name);
+  uint32_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size())
+    refuse(name, text, "expected a whole number from 0 to 4294967295");
+  return value;
+}
+
 template <typename Expand>
 auto slurm_list(const Variables& variables, const char* name, const char* example, Expand expand) {
   const std::string text = required_of(variables, kSlurm, name);
@@ -156,6 +172,8 @@ auto slurm_list(const Variables& variables, const char* name, const char* exampl
 // A batch script has SLURM_PROCID and SLURM_NTASKS too; only a step that srun has started has SLURM_STEP_*.
 std::optional<ClusterRank> read_slurm(const Variables& variables) {
   if (!variables.has(kSlurm.rank) || !variables.has(kSlurm.world_size)) return std::nullopt;
+  const int64_t step = wide_number(variables, "SLURM_STEP_ID");
+  if (step >= kFirstSpecialStep) return std::nullopt;
   if (const auto tasks = variables.find("SLURM_NTASKS");
       tasks && *tasks != required_of(variables, kSlurm, kSlurm.world_size)) {
     refuse(kSlurm.world_size, required_of(variables, kSlurm, kSlurm.world_size),
@@ -164,10 +182,9 @@ std::optional<ClusterRank> read_slurm(const Variables& variables) {
                "start the program with srun, or unset SLURM_STEP_NUM_TASKS for a single rank");
   }
   ClusterRank place = read_rank(variables, kSlurm);
-  const int job = number(variables, kSlurm, "SLURM_JOB_ID", 0, kMaxNumber);
-  const int step = number(variables, kSlurm, "SLURM_STEP_ID", 0, kMaxNumber);
+  const int64_t job = wide_number(variables, "SLURM_JOB_ID");
   place.job = name_of_slurm_job(variables);
-  place.master_port = kFirstPort + static_cast<int>((uint64_t{16} * job + step) % kPorts);
+  place.master_port = kFirstPort + static_cast<int>((16 * job + step) % kPorts);
 
   const std::vector<int> tasks =
       slurm_list(variables, kSlurm.local_world_size, "2(x3),1", expand_task_counts);
@@ -217,7 +234,34 @@ void take_given_address(const Variables& variables, const Names& names, ClusterR
   }
 }
 
+// Variables by which launchers number their ranks. SLURM_NTASKS is not among the sizes: a batch script, which
+// is one process, has it too.
+constexpr std::array kRankVariables = {
+    "PMI_RANK",    "PMIX_RANK",   "MV2_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID",
+    "PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK",      "JSM_NAMESPACE_RANK"};
+constexpr std::array kSizeVariables = {"PMI_SIZE", "MV2_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE",
+                                       "JSM_NAMESPACE_SIZE"};
+
 }  // namespace
+
+void refuse_unknown_launcher(const Variables& variables) {
+  const auto check = [&](const char* name, int alone) {
+    const std::string text = variables.find(name).value_or("");
+    int value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || value <= alone) return;
+    refuse(
+        name, text,
+        std::string(
+            "a launcher that ZeroRun does not know has started this process as one of several, and each "
+            "would train alone: start the program with zerorun, torchrun, srun, OpenMPI's mpirun or MPICH's "
+            "mpiexec, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each process; if "
+            "it is to train alone, unset ") +
+            name);
+  };
+  for (const char* name : kRankVariables) check(name, 0);
+  for (const char* name : kSizeVariables) check(name, 1);
+}
 
 HostFacts HostFacts::of_this_host() {
   HostFacts facts;

@@ -38,6 +38,10 @@ struct HostFacts {
 /// UserError naming the variable that is malformed, contradicts another one, or must be set.
 std::optional<ClusterRank> read_cluster_rank(const Variables& variables, const HostFacts& host);
 
+/// Throws UserError if a launcher that ZeroRun does not know has started this process as one of several. For
+/// processes whose place no other variable tells: each would be rank 0 of 1.
+void refuse_unknown_launcher(const Variables& variables);
+
 /// Returns a text that identifies Slurm's job, step and restart; empty outside of a Slurm job.
 std::string name_of_slurm_job(const Variables& variables);
 

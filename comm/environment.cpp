@@ -1,7 +1,8 @@
 #include "comm/environment.h"
 
+#include <charconv>
 #include <cmath>
-#include <cstdlib>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/route.h"
@@ -20,9 +21,10 @@ std::string required(const Variables& variables, const char* name) {
 }
 
 std::chrono::milliseconds seconds(const char* name, const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (end != text.c_str() + text.size() || !(value > 0) || value > 1e9) {
+  // Not strtod(), which reads a comma where the program's locale writes one.
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value > 0) || value > 1e9) {
     throw UserError(std::string("environment variable ") + name + "=" + text +
                     ": expected seconds, more than 0");
   }
@@ -107,6 +109,8 @@ Environment Environment::read(const Variables& variables, const HostFacts& host)
     take(*place, variables, environment);
   } else if (variables.has("WORLD_SIZE") || variables.has("LOCAL_RANK")) {
     read_torchrun(variables, environment);  // throws an error that names the missing variable
+  } else {
+    refuse_unknown_launcher(variables);
   }
   return environment;
 }

@@ -10,6 +10,7 @@
 #include "base/cuda_driver.h"
 #include "base/error.h"
 #include "base/gpu_presence.h"
+#include "base/join_board.h"
 #include "base/log.h"
 #include "base/process.h"
 #include "comm/cuda_library.h"
@@ -110,6 +111,7 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
     communicator = make_thread_communicators(1, environment.timeout).front();
   } else {
     const Deadline deadline(environment.timeout);
+    const Joining joining(environment.local_rank);
     const Joined joined = join_store(environment, on_cuda ? kOnCuda : kOnCpu, deadline);
     store = joined.store;
     on_cuda = all_on_cuda(environment, joined, deadline);

@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <iomanip>
 #include <map>
 #include <mutex>
@@ -14,6 +16,7 @@
 #include "base/listening.h"
 #include "base/process.h"
 #include "base/random_bits.h"
+#include "base/route.h"
 #include "comm/environment.h"
 #include "comm/exchange.h"
 
@@ -98,6 +101,26 @@ void check_job(const std::string& text, const std::string& own, const Environmen
                   "to get a free one), and all ranks of a job the same WORLD_SIZE and ZERORUN_JOB");
 }
 
+// c10d would try again until the deadline, and its error does not say that the name is unknown or that no
+// interface leads there. Throws CommError that says so, after some seconds: a name service may have a pause.
+void check_route(const Environment& environment, const Deadline& deadline) {
+  constexpr std::chrono::seconds kPatience(5);
+  constexpr std::chrono::milliseconds kPause(200);
+  const auto end = std::min(Deadline::Clock::now() + kPatience, deadline.end());
+  for (;;) {
+    try {
+      route_to(environment.master_addr);
+      return;
+    } catch (const CommError& error) {
+      if (Deadline::Clock::now() + kPause >= end) {
+        throw CommError("rank " + std::to_string(environment.rank) + ": " + error.what() +
+                        "; give an address of rank 0's host that this host knows (--master_addr)");
+      }
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 using Opened = std::pair<Connection, std::string>;
 
 // Only rank 0 calls this. With multiTenant, c10d keeps one server for each port of a process, and the server
@@ -132,6 +155,7 @@ Opened reach_store(const Environment& environment, c10d::TCPStoreOptions options
 // JobStore.
 Connection open_connection(const Environment& environment, const Seal& seal, Hosting hosting,
                            const Deadline& deadline) {
+  check_route(environment, deadline);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(environment.master_port);
   options.waitWorkers = false;

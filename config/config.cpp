@@ -4,6 +4,7 @@
 #include "config/automatic.h"
 #include "config/check.h"
 #include "config/document.h"
+#include "config/foreign_file.h"
 #include "config/reader.h"
 #include "config/sections.h"
 
@@ -32,6 +33,14 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size) {
   return config;
 }
 
+// If the text has errors because it is another program's file, reports that as the first error.
+void note_foreign_file(std::string_view text, Diagnostics& diagnostics) {
+  if (!diagnostics.any(Severity::error)) return;
+  const ForeignFile* foreign = recognise_foreign_file(text);
+  if (foreign == nullptr) return;
+  diagnostics.report({{}, "", "a ds_config.json", std::string(foreign->name), std::string(foreign->remedy)});
+}
+
 }  // namespace
 
 void Resolution::report(std::string_view path, std::string expected, std::string found,
@@ -51,11 +60,15 @@ void Resolution::warn(std::string_view path, std::string_view text) const {
 CheckedConfig check_config(std::string_view text, const std::string& origin, const CheckOptions& options) {
   CheckedConfig checked{{}, Diagnostics(origin, text)};
   const std::optional<Value> document = read_document(text, checked.diagnostics);
-  if (!document) return checked;
+  if (!document) {
+    note_foreign_file(text, checked.diagnostics);
+    return checked;
+  }
   checked.settings = read_settings(
       *document, {.purpose = Purpose::check, .hidden_size = options.hidden_size, .compat = options.compat},
       checked.diagnostics);
   resolve({checked.settings, checked.diagnostics}, options.world_size);
+  note_foreign_file(text, checked.diagnostics);
   return checked;
 }
 
@@ -64,12 +77,16 @@ Config parse_config(std::string_view text, const std::string& origin, const Load
   check_automatic_options(options);
   Diagnostics diagnostics(origin, text);
   const std::optional<Value> document = read_document(text, diagnostics);
-  if (!document) diagnostics.throw_if_any();
+  if (!document) {
+    note_foreign_file(text, diagnostics);
+    diagnostics.throw_if_any();
+  }
   Settings settings = read_settings(
       *document,
       {.purpose = Purpose::run, .arguments = options.arguments, .hidden_size = options.hidden_size},
       diagnostics);
   Config config = resolve({settings, diagnostics, Purpose::run}, options.world_size);
+  note_foreign_file(text, diagnostics);
   diagnostics.throw_if_any();
   for (const Diagnostic& diagnostic : diagnostics.messages()) {
     auto& lines = diagnostic.severity == Severity::warning ? config.warnings : config.notes;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace zerorun {
 namespace {
@@ -14,13 +15,6 @@ constexpr int max_columns = 110;
 
 bool continues_character(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
-}
-
-// Replaces control characters: keys and values come from the user's file and are printed to a terminal.
-std::string printable(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-  return text;
 }
 
 }  // namespace
@@ -99,9 +93,8 @@ std::string Diagnostics::source_line(const Position& at) const {
   const std::string margin(std::max<std::size_t>(5, number.size()) - number.size(), ' ');
   std::string shown = text_.substr(begin, end - begin);
   std::ranges::replace(shown, '\t', ' ');
-  return margin + number + " | " + printable(std::move(shown)) + "\n" +
-         std::string(margin.size() + number.size(), ' ') + " | " +
-         std::string(static_cast<size_t>(before), ' ') + "^";
+  return margin + number + " | " + printable(shown) + "\n" + std::string(margin.size() + number.size(), ' ') +
+         " | " + std::string(static_cast<size_t>(before), ' ') + "^";
 }
 
 void Diagnostics::throw_if_any() const {

@@ -51,10 +51,15 @@ void warn_of_ignored_lr(const Resolution& resolution, const std::string& type, s
                            std::string(name) + ", which is " + value);
 }
 
-int64_t read_total(const Resolution& resolution, const std::string& type) {
+int64_t read_total(const Resolution& resolution, const std::string& type, const Warmup& warmup) {
   int64_t total = 0;
   resolution.read(param("total_num_steps"), total);
   require(resolution, type, "total_num_steps", "1000");
+  if (total > 0 && warmup.num_steps > total) {
+    resolution.warn(param("total_num_steps"), "warmup_num_steps " + std::to_string(warmup.num_steps) +
+                                                  " is above total_num_steps " + std::to_string(total) +
+                                                  ": the warm-up does not end within the schedule");
+  }
   return total;
 }
 
@@ -79,7 +84,7 @@ WarmupDecayLr read_warmup_decay(const Resolution& resolution, const std::string&
   read(resolution, "warmup_min_lr", schedule.min_lr);
   read(resolution, "warmup_max_lr", schedule.max_lr);
   warn_of_ignored_lr(resolution, type, "warmup_max_lr");
-  schedule.total_num_steps = read_total(resolution, type);
+  schedule.total_num_steps = read_total(resolution, type, schedule.warmup);
   return schedule;
 }
 
@@ -88,7 +93,7 @@ WarmupCosineLr read_warmup_cosine(const Resolution& resolution, const std::strin
   schedule.warmup = read_warmup(resolution);
   resolution.read(param("warmup_min_ratio"), schedule.min_ratio);
   resolution.read(param("cos_min_ratio"), schedule.cos_min_ratio);
-  schedule.total_num_steps = read_total(resolution, type);
+  schedule.total_num_steps = read_total(resolution, type, schedule.warmup);
   return schedule;
 }
 

@@ -91,11 +91,13 @@ std::vector<std::pair<std::string, std::string>> settings_in_environment() {
   std::vector<std::pair<std::string, std::string>> settings;
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string text = *entry;
-    const std::string name = text.substr(0, text.find('='));
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos) continue;
+    const std::string name = text.substr(0, equals);
     const bool heeded = std::ranges::any_of(
         std::array{"ZERORUN_", "NCCL_", "GLOO_", "CUDA_", "OMP_", "KMP_", "MASTER_", "TORCH_", "MKL_"},
         [&](const char* prefix) { return name.starts_with(prefix); });
-    if (heeded && name != "ZERORUN_JOB") settings.emplace_back(name, text.substr(name.size() + 1));
+    if (heeded && name != "ZERORUN_JOB") settings.emplace_back(name, text.substr(equals + 1));
   }
   std::ranges::sort(settings);
   return settings;

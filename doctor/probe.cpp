@@ -60,13 +60,18 @@ double time_of_day() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// Folders and variables may have names that are not UTF-8.
+std::string text_of(const ordered_json& value) {
+  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
 // Returns every rank's `mine`, by rank. Waits until all ranks have called it.
 std::vector<ordered_json> exchange(const StorePointer& store, const Environment& environment,
                                    const std::string& name, const ordered_json& mine,
                                    const Deadline& deadline) {
   std::vector<ordered_json> all;
   for (const std::string& word : zerorun::exchange_words(
-           *store, name, environment.rank, environment.world_size, mine.dump(), deadline, "zerorun doctor"))
+           *store, name, environment.rank, environment.world_size, text_of(mine), deadline, "zerorun doctor"))
     all.push_back(ordered_json::parse(word));
   return all;
 }
@@ -173,7 +178,7 @@ int probe() {
         {.rank = 0, .host = hostname(), .clock = time_of_day(), .report = zerorun::examine_host(1, 1)}};
   }
   if (environment.rank == 0) {
-    const std::string line = zerorun::kProbeMark + to_json(report).dump() + "\n";
+    const std::string line = zerorun::kProbeMark + text_of(to_json(report)) + "\n";
     std::fwrite(line.data(), 1, line.size(), stdout);
     std::fflush(stdout);
   }

@@ -64,13 +64,6 @@ Config without_optimizer(Config config) {
   return config;
 }
 
-// After the program has dropped all gradients, and after a failed backward: grad() may have a gradient that
-// the engine has not taken.
-void empty_gradients(EngineState& state) {
-  state.marks->clear();
-  for (const NamedParameter& parameter : state.buckets.trained()) parameter.tensor.mutable_grad().reset();
-}
-
 StateKind kind_of(OffloadedState state) {
   switch (state) {
     case OffloadedState::moments:
@@ -169,11 +162,10 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   } catch (...) {
     state.reducer.abandon_backward();
     state.backward_failed = true;
-    if (state.marks) empty_gradients(state);
+    if (state.marks) state.marks->empty();
     throw;
   }
-  ++state.backwards;
-  state.mark_gradients();
+  state.note_backward();
 }
 
 at::Tensor Engine::scale(const at::Tensor& loss) {
@@ -187,8 +179,10 @@ void Engine::zero_grad() {
   state.check_not_failed("engine.zero_grad");
   check_outside_backward("engine.zero_grad");
   state.drop_failed_backward();
-  if (state.backwards > 0 || state.counts.micro > 0) state.discard_gradients();
-  if (state.marks) empty_gradients(state);
+  state.drop_gradients();
+  if (!state.marks) return;
+  state.marks->clear();
+  state.marks->empty();
 }
 
 void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
@@ -213,7 +207,8 @@ void Engine::step() {
   if (state.residency) state.residency->finish_iteration();
   const bool updates = state.step_updates();
   state.backwards = 0;
-  state.dropped_failed = state.is_loss_scaled = state.had_last_backward = false;
+  state.why_dropped.clear();
+  state.is_loss_scaled = state.had_last_backward = false;
   state.outcome.set_not_applied();
   if (!updates) {
     ++state.counts.micro;
@@ -233,6 +228,7 @@ void Engine::step() {
   state.is_updating = false;
   ++state.counts.global;
   state.reducer.start_window();
+  state.holds_gradients = false;
   if (state.marks) state.marks->clear();
   state.open_step = !knows;
   if (!knows) return;
@@ -252,7 +248,6 @@ Engine::NoSync Engine::no_sync() {
 
 std::filesystem::path Engine::save_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                               const CheckpointOptions& options) {
-  state_->follow_marks("engine.save_checkpoint");
   return zerorun::save_checkpoint(*state_, directory, tag, options, local_file_system());
 }
 
@@ -267,11 +262,7 @@ CheckpointProgress Engine::checkpoint_progress() const {
 
 RestoredCheckpoint Engine::load_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                            const RestoreOptions& options) {
-  state_->follow_marks("engine.load_checkpoint");
-  RestoredCheckpoint restored =
-      zerorun::load_checkpoint(*state_, directory, tag, options, local_file_system());
-  if (state_->counts.micro > 0) state_->mark_gradients();
-  return restored;
+  return zerorun::load_checkpoint(*state_, directory, tag, options, local_file_system());
 }
 
 void Engine::save_16bit_model(const std::filesystem::path& directory, const std::string& filename,

@@ -87,8 +87,8 @@ class Engine {
   /// Returns the loss for LibTorch's backward: `loss` times the loss scale under fp16 training, else `loss`
   /// itself.
   at::Tensor scale(const at::Tensor& loss);
-  /// Drops the gradients of all micro-steps since the last optimizer step. model.zero_grad() cannot do this,
-  /// because parameters' grad() is always empty. A collective only if a backward threw.
+  /// Drops the gradients since the last optimizer step; when the next one comes does not change.
+  /// model.zero_grad() cannot do this: grad() is always empty. A collective only if a backward threw.
   void zero_grad();
   /// From now on `is_boundary` instead of gradient_accumulation_steps decides whether the next backward is
   /// the last one before an optimizer step and whether step() updates, as in DeepSpeed. Throws UserError if

@@ -132,11 +132,7 @@ EngineState::EngineState(Model given_model, Config given_config,
       timer(config.wall_clock_breakdown, communicator->device().streams()),
       outcome(buckets, reducer, *communicator, config.precision.communication),
       passes(
-          reducer, [this] { return begin_plain_backward(); },
-          [this] {
-            ++backwards;
-            mark_gradients();
-          }),
+          reducer, [this] { return begin_plain_backward(); }, [this] { note_backward(); }),
       checkpoints(*communicator) {
   on_all_ranks(*communicator, "writing offloaded state", [&] { store.finish_generation(); });
   broadcast_others(parameters, *communicator);
@@ -287,10 +283,7 @@ BackwardPasses::Start EngineState::begin_plain_backward() try {
   const auto steps = static_cast<double>(config.batch.gradient_accumulation_steps);
   return {.boundary = is_last_backward(), .scale = static_cast<float>(1 / steps)};
 } catch (...) {
-  // Else the gradient that has begun the backward would stay in grad().
-  for (const NamedParameter& parameter : buckets.trained()) {
-    if (marks) parameter.tensor.mutable_grad().reset();
-  }
+  if (marks) marks->refuse();
   throw;
 }
 
@@ -305,17 +298,33 @@ bool EngineState::is_last_backward() const {
 
 void EngineState::discard_gradients() {
   reducer.discard_window();
-  counts.micro = 0;
   backwards = 0;
-  had_last_backward = false;
+  holds_gradients = had_last_backward = false;
   if (marks) marks->clear();
 }
 
-void EngineState::follow_marks(const std::string& call) {
-  if (marks && marks->dropped(call)) discard_gradients();
+void EngineState::drop_gradients() {
+  if (!holds_gradients) return;
+  discard_gradients();
+  ++counts.drops;
+  why_dropped =
+      ": the program has dropped its gradients (zero_grad(), or grad() set to None, after backward(): "
+      "drop them before backward() or after step())";
+  if (counts.micro == 0 || std::exchange(warned_of_drops, true)) return;
+  log_warning(
+      "zero_grad() between the micro-steps of an optimizer step drops the gradients of the earlier ones, and "
+      "the step has those of the rest only: call it after a step() that updates "
+      "(is_gradient_accumulation_boundary() is true before it)");
 }
 
-void EngineState::mark_gradients() {
+void EngineState::follow_marks(const std::string& call) {
+  if (!marks || backward_failed || passes.failed()) return;
+  if (marks->dropped(call)) drop_gradients();
+}
+
+void EngineState::note_backward() {
+  ++backwards;
+  holds_gradients = true;
   if (marks) marks->place();
 }
 
@@ -323,11 +332,12 @@ void EngineState::drop_failed_backward() {
   if (!backward_failed && !passes.failed()) return;
   backward_failed = false;
   passes.forget();
-  const int64_t lost = counts.micro;
   discard_gradients();
-  dropped_failed = true;
-  log_warning("a backward threw: the gradients since the last optimizer step are dropped" +
-              (lost > 0 ? ", those of " + std::to_string(lost) + " micro-steps too" : std::string()));
+  if (marks) marks->empty();
+  why_dropped = ": the last backward threw, and its gradients were dropped";
+  log_warning(
+      "a backward threw: the gradients since the last optimizer step are dropped" +
+      (counts.micro > 0 ? ", those of " + std::to_string(counts.micro) + " micro-steps too" : std::string()));
 }
 
 void EngineState::check_sets_group(int group, const std::string& call) {
@@ -422,9 +432,8 @@ void EngineState::check_before_step(const std::string& call) const {
   }
   check_in_place();
   if (backwards > 0) return;
-  throw UserError(
-      call + "() without an earlier backward that reached a parameter of the model" +
-      std::string(dropped_failed ? ": the last backward threw, and its gradients were dropped" : ""));
+  throw UserError(call + "() without an earlier backward that reached a parameter of the model" +
+                  why_dropped);
 }
 
 BytesPerParameter EngineState::bytes_per_parameter() const {

@@ -36,6 +36,7 @@ struct Averaging {
 
 struct StepCounts {
   int64_t micro = 0;   // micro-steps since the last optimizer step
+  int64_t drops = 0;   // how often the program has dropped gradients since then
   int64_t global = 0;  // optimizer steps taken or skipped
   int64_t skipped = 0;
   int64_t applied() const { return global - skipped; }
@@ -59,14 +60,17 @@ struct EngineState {
   bool is_last_backward() const;
   /// Whether step() updates.
   bool step_updates() const;
-  /// Drops all gradients since the last optimizer step.
+  /// Drops all gradients since the last optimizer step. The step comes after as many micro-steps as without
+  /// this.
   void discard_gradients();
-  /// Drops all gradients since the last optimizer step if the program has dropped them by the marks in
-  /// grad(). Throws UserError if it has dropped some of them, or set one. `call`: the function to name in the
-  /// error.
+  /// The same, if there are gradients: the program drops them. Warns once if those of earlier micro-steps are
+  /// among them.
+  void drop_gradients();
+  /// Calls drop_gradients() if the program has dropped gradients by the marks in grad(). Throws UserError if
+  /// it has dropped some of them, or set one. `call`: the function to name in the error.
   void follow_marks(const std::string& call);
-  /// Marks grad() of trained parameters, if they are to be marked: the engine holds gradients now.
-  void mark_gradients();
+  /// To be called after each backward: the engine holds gradients now. Marks them, if they are to be marked.
+  void note_backward();
   /// Drops all gradients since the last optimizer step if the last backward threw.
   void drop_failed_backward();
   /// Throws UserError between offload_states() and reload_states().
@@ -139,10 +143,12 @@ struct EngineState {
   bool open_step = false;  // apply_outcome() has not been called for the last step yet
 
   StepCounts counts;
-  bool should_stop = false;        // some rank had received SIGTERM by the last optimizer step
-  int64_t backwards = 0;           // number of backwards since the last step()
-  bool backward_failed = false;    // engine.backward() threw, and its gradients are not dropped yet
-  bool dropped_failed = false;     // a backward threw since the last step(); its gradients are dropped
+  bool should_stop = false;      // some rank had received SIGTERM by the last optimizer step
+  int64_t backwards = 0;         // number of backwards since the last step()
+  bool backward_failed = false;  // engine.backward() threw, and its gradients are not dropped yet
+  bool holds_gradients = false;  // of a backward since the last optimizer step
+  std::string why_dropped;       // for messages: what has dropped gradients since the last step()
+  bool warned_of_drops = false;
   bool is_loss_scaled = false;     // scale() was called since the last step()
   bool had_last_backward = false;  // a backward since the last step() was declared the last before a step
   bool computes_only = false;      // no optimizer: nothing is trained

@@ -189,7 +189,7 @@ class Restore {
     if (!options_.counters) return;
     check_counts(manifest);
     // Starts a new window, unless the checkpoint was saved within a window, which is then continued.
-    state_->counts.micro = 0;
+    state_->counts.micro = state_->counts.drops = 0;
     if (has_window()) resume_window();
     state_->schedule.resume(state_->counts.applied());
     state_->schedule.ask(state_->counts.applied());
@@ -265,6 +265,8 @@ class Restore {
           is_there(name) && !saved_->dtype_of(names_.at(name), gradient_state()).empty();
     }
     state_->reducer.resume_window(window);
+    state_->holds_gradients = true;
+    if (state_->marks) state_->marks->place(window.has_gradient);
     state_->counts.micro = saved_->manifest().window->micro_steps;
   }
 
@@ -403,14 +405,15 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   check_same_words(words_of_load(directory, tag, options), communicator, label);
   std::string chosen;
   on_all_ranks(communicator, label, [&] {
+    state.follow_marks("engine.load_checkpoint");
     state.check_states_are_here("load_checkpoint");
     state.check_between_steps("load_checkpoint");
     state.optimizer->follow_program();
-    if (state.counts.micro > 0) {
+    if (state.holds_gradients) {
       throw UserError(
           "engine.load_checkpoint() between the micro-steps of an optimizer step, whose gradients would be "
           "lost: call it after a step() that completes one (is_gradient_accumulation_boundary() is true "
-          "before it)");
+          "before it), or drop them with engine.zero_grad()");
     }
     if (communicator.rank() == 0) chosen = tag_to_load(directory, tag, files);
   });

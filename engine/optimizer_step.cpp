@@ -1,6 +1,7 @@
 // One optimizer step: the norm of the gradients, the update, and the reaction to the step's outcome.
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -21,7 +22,17 @@ void EngineState::measure() {
   }
   {
     StepTimer::Scope scope(timer, Phase::reduction);
-    should_stop = reducer.finish_window(termination_requested()) > 0 || should_stop;
+    const auto notices =
+        reducer.finish_window({.stop = termination_requested(), .drops = std::exchange(counts.drops, 0)});
+    should_stop = notices.stops > 0 || should_stop;
+    if (!notices.same_drops) {
+      discard_gradients();
+      throw UserError(
+          "engine.step(): some ranks have dropped gradients since the last optimizer step, and others have "
+          "not, "
+          "or not as often: all ranks must call zero_grad() (or set grad() to None) at the same micro-steps. "
+          "The gradients are dropped on all ranks now");
+    }
   }
   StepTimer::Scope scope(timer, Phase::norm);
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {

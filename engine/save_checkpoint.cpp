@@ -34,17 +34,21 @@ std::string words_of(const EngineState& state, const fs::path& directory, const 
                      const CheckpointOptions& options) {
   return "\"" + tag + "\" in " + directory.string() + " behind step " + std::to_string(state.counts.global) +
          " and " + std::to_string(state.counts.micro) + " micro-steps" +
+         (state.counts.drops > 0
+              ? ", gradients dropped " + std::to_string(state.counts.drops) + " times (zero_grad())"
+              : "") +
          (options.exclude_frozen ? ", without frozen parameters" : "");
 }
 
-// If `check` throws on any rank, throws that error on all ranks; throws UserError if `words` differ between
+// If `check` throws on any rank, throws that error on all ranks; throws UserError if words() differs between
 // ranks. Returns whether a rank has writes to parameters that other ranks lack. Takes one collective if there
 // is no error. Once a rank has returned, no rank reads parameters until save_checkpoint() is done.
-template <typename Check>
-bool agree_to_save(EngineState& state, const std::string& words, const Check& check) {
+template <typename Check, typename Words>
+bool agree_to_save(EngineState& state, const Check& check, const Words& words_now) {
   Communicator& communicator = *state.communicator;
   const std::string label = "saving a checkpoint";
   const std::string failure = failure_of(check);
+  const std::string words = words_now();
   constexpr uint64_t kWrites = 1;  // lowest bit: this rank has writes that other ranks lack
   constexpr uint64_t kFine = 2;    // next bit: `check` has not failed
   at::Tensor votes = at::zeros({communicator.world_size()}, at::kLong);
@@ -290,7 +294,8 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   state.finish_open_step();
   state.checkpoints.finish();
   const std::string tag = tag_of(state, given_tag);
-  const bool shares = agree_to_save(state, words_of(state, directory, tag, options), [&] {
+  const auto check = [&] {
+    state.follow_marks("engine.save_checkpoint");
     state.follow_schedule();
     state.check_states_are_here("save_checkpoint");
     state.check_between_steps("save_checkpoint");
@@ -300,7 +305,8 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     check_names_and_dtypes(state, "save_checkpoint");
     check_numbers(state, "save_checkpoint");
     if (state.communicator->rank() == 0) check_json(options.client_state, "CheckpointOptions::client_state");
-  });
+  };
+  const bool shares = agree_to_save(state, check, [&] { return words_of(state, directory, tag, options); });
   const bool opens = state.residency && (shares || state.communicator->device().streams().asynchronous());
   open_slices(state, opens, "writes before a checkpoint");
   CheckpointPart part;

@@ -79,17 +79,9 @@ bool is_output_read() {
   return ::poll(&entry, 1, 0) == 0;
 }
 
-UniqueFd take_meeting_socket() {
-  const std::string text = variable(kMeetingVariable);
-  ::unsetenv(kMeetingVariable);
-  if (text.empty()) return {};
-  UniqueFd fd(whole_number_in(text));
-  ::fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
-  return fd;
-}
-
 ListeningSocket open_port(const NodeOrder& order) {
-  UniqueFd inherited = take_meeting_socket();
+  // Not taken if the variable is left over from another process.
+  UniqueFd inherited = take_inherited_socket(*order.port, kMeetingVariable);
   if (inherited.is_open()) return {std::move(inherited), *order.port, {}};
   return open_meeting_point("", *order.port, false);
 }
@@ -183,14 +175,13 @@ int join_job(const JoinPlan& plan, int argc, char** argv) {
   AgentLink link(
       FrameSocket(connect_to_launcher(plan.addresses, plan.port, ticket, deadline, [] { return true; })));
   link.send(FrameType::hello, encode(plan.hello));
-  auto order = decode<NodeOrder>(link.wait_for(FrameType::order, deadline, "the order for this host"));
-  order.arguments = plan.arguments;
-  order.folder.clear();
-  order.variables.clear();
-  order.logs = plan.logs;
-  order.grace = plan.grace;
-  order.failure_grace = plan.failure_grace;
-  order.terminal = ::isatty(STDOUT_FILENO) == 1;
+  NodeOrder order = plan.order;
+  order.node = decode<NodeOrder>(link.wait_for(FrameType::order, deadline, "the order for this host")).node;
+  // Node 0 is the first launcher itself.
+  if (order.node < 1 || order.node >= static_cast<int>(order.nodes.size())) {
+    throw Error("the launcher of node 0 sent the number " + std::to_string(order.node) +
+                " for this node: expected 1 to " + std::to_string(order.nodes.size() - 1));
+  }
   Console console(rank_labels(order.nodes, order.node), plan.quiet);
   const NodeResult result =
       or_trouble(link, &console, [&] { return run_ranks(link, order, &console, deadline, argc, argv); });

@@ -30,14 +30,14 @@ struct JoinPlan {
   int port = 0;
   std::string ticket;
   AgentHello hello;
-  // These values replace those in the NodeOrder that the other launcher sends.
-  std::vector<std::string> arguments;
-  LogOptions logs;
-  std::chrono::milliseconds grace, failure_grace, timeout;
+  NodeOrder order;  // all but the node's number: what this launcher's own command line says
+  std::chrono::milliseconds timeout;
   bool quiet = false;
 };
 
-/// Runs the ranks of this host and prints their output here. Returns the exit code.
+/// Runs the ranks of this host and prints their output here. Takes over only the node's number and the
+/// address where ranks meet from the other launcher: its ticket may be no secret (docs/security.md), and it
+/// must not decide what runs here. Returns the exit code.
 int join_job(const JoinPlan& plan, int argc, char** argv);
 
 }  // namespace zerorun

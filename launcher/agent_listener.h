@@ -5,6 +5,8 @@
 
 #include <poll.h>
 
+#include <chrono>
+#include <cstdint>
 #include <list>
 #include <string>
 #include <vector>
@@ -34,25 +36,36 @@ class AgentListener {
   void append_poll_entries(std::vector<pollfd>& entries) const;
   /// Reads and answers without blocking. Returns the agents that have said who they are.
   std::vector<NewAgent> service();
+  /// The number of connections that have ended without showing the ticket.
+  int64_t strangers() const { return strangers_; }
   /// Closes the port and the connections that have not been handed on.
   void close();
 
  private:
   using Clock = std::chrono::steady_clock;
+  struct Greeting {
+    AgentGreeting greeting;
+    std::string address;
+    std::string source;  // the same for all addresses of which one host may have many
+    Clock::time_point since;
+  };
   struct Greeted {
     FrameSocket socket;
     std::string address;
   };
 
   void accept_connections();
+  /// Closes one connection that has not shown the ticket. False if all may still do so.
+  bool make_room();
   void service_greetings();
 
   ListeningSocket listening_;
   const Seal& ticket_;
   Console& console_;
-  std::list<std::pair<AgentGreeting, std::string>> greetings_;  // with the other end's address
-  std::list<Greeted> greeted_;  // have shown the ticket; their node is unknown
+  std::list<Greeting> greetings_;  // the oldest first
+  std::list<Greeted> greeted_;     // have shown the ticket; their node is unknown
   Clock::time_point accepts_again_{};
+  int64_t strangers_ = 0;
 };
 
 }  // namespace zerorun

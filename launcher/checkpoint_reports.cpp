@@ -8,6 +8,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/printable.h"
+
 namespace zerorun {
 namespace {
 
@@ -49,7 +51,10 @@ std::string count(int64_t number, const std::string& what) {
 }
 
 // Text with one line per row, in which each column is as wide as its widest entry.
-std::string table(const std::vector<std::vector<std::string>>& rows) {
+std::string table(std::vector<std::vector<std::string>> rows) {
+  for (auto& row : rows) {
+    for (std::string& entry : row) entry = printable(entry);  // names come from files and folders
+  }
   std::vector<size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));

@@ -52,7 +52,11 @@ Cluster::~Cluster() {
 }
 
 int Cluster::run() {
-  start_agents();
+  try {
+    start_agents();
+  } catch (const Interrupted&) {
+    handle_signals();
+  }
   while (phase_ != Phase::over) {
     wait_for_something();
     handle_signals();
@@ -188,8 +192,9 @@ void Cluster::handle(int node, const Frame& frame) {
     case FrameType::failure: {
       const auto failure = decode<RankFailure>(frame.payload);
       const bool mistake = was_user_mistake(failure.wait_status);
-      fail({report_lines(failure, name_of_rank(failure.rank)), exit_code_of(failure.wait_status)},
-           mistake ? milliseconds(0) : plan_.order.failure_grace);
+      fail(
+          {report_lines(failure, name_of_rank(failure.rank)), std::max(1, exit_code_of(failure.wait_status))},
+          mistake ? milliseconds(0) : plan_.order.failure_grace);
       break;
     }
     case FrameType::stopped: {
@@ -250,7 +255,8 @@ void Cluster::enter_phase_that_is_due() {
     listener_.close();
     agents_[0].socket->send(FrameType::open);
   } else if (phase_ == Phase::starting && late) {
-    fail({{"no agent of " + missing_hosts() + " has connected in time (--timeout)"}, 1}, milliseconds(0));
+    fail({{"no agent of " + missing_hosts() + " has connected in time (--timeout)" + strangers()}, 1},
+         milliseconds(0));
   } else if (phase_ == Phase::running && all_over()) {
     phase_ = Phase::over;
   } else if (phase_ == Phase::ending && (all_over() || late)) {
@@ -420,6 +426,14 @@ bool Cluster::all_over() const {
 std::string Cluster::name_of_rank(int rank) const {
   if (rank < 0 || rank >= placement_.world_size()) return "a rank that does not exist";
   return "rank " + std::to_string(rank) + " on " + host(placement_.node_of(rank));
+}
+
+std::string Cluster::strangers() const {
+  const int64_t count = listener_.strangers();
+  if (count == 0) return "";
+  return "; " + std::to_string(count) + (count == 1 ? " connection" : " connections") + " to port " +
+         std::to_string(listener_.port()) +
+         " came from programs that do not know this job's ticket (another job, or a scanner of ports)";
 }
 
 std::string Cluster::missing_hosts() const {

@@ -100,6 +100,8 @@ class Cluster {
   std::string name_of_rank(int rank) const;
   std::string reachable_address_of_node_0() const;
   std::string missing_hosts() const;
+  /// What to add to an error if connections without the ticket came; else empty.
+  std::string strangers() const;
 
   ClusterPlan plan_;
   Placement placement_;

@@ -106,8 +106,9 @@ std::string cause_of_abort(const EndEvidence& evidence) {
   return "it called abort(): its last lines may say why, else run one rank under gdb";
 }
 
-std::string cause_of_disk(const EndEvidence& evidence) {
-  const auto line = find_full_disk(evidence.last_lines);
+// `lines`: where to look for the reason.
+std::string cause_of_disk(const EndEvidence& evidence, const std::vector<std::string>& lines) {
+  const auto line = find_full_disk(lines);
   if (line) {
     const std::string where = evidence.full_disks.empty() ? "" : " of " + evidence.full_disks.front();
     return "disk full: free space on the disk" + where + ", or raise the quota (" + *line + ")";
@@ -125,15 +126,19 @@ std::string describe_cause(const EndEvidence& evidence) {
   // If a program detects an error, it exits or calls abort(). Its last lines then say more than its wait
   // status.
   const bool gave_up = signal == 0 || signal == SIGABRT;
+  const auto exception = gave_up ? find_uncaught_exception(evidence.last_lines) : std::nullopt;
+  // The exception that ended the program is the reason, not what earlier lines say of an error that the
+  // program went on after.
+  const bool is_other = exception && !find_full_disk({*exception}) && !find_failed_allocation({*exception});
+  const std::vector<std::string> lines = is_other ? std::vector{*exception} : evidence.last_lines;
   if (gave_up || signal == SIGBUS) {
-    const std::string cause = cause_of_disk(evidence);
+    const std::string cause = cause_of_disk(evidence, lines);
     if (!cause.empty()) return cause;
   }
   if (gave_up) {
-    if (const auto line = find_failed_allocation(evidence.last_lines))
+    if (const auto line = find_failed_allocation(lines))
       return "out of memory: an allocation failed (" + *line + ")" + kUseLessMemory;
-    if (const auto exception = find_uncaught_exception(evidence.last_lines))
-      return "uncaught exception: " + *exception;
+    if (exception) return "uncaught exception: " + *exception;
   }
   if (signal == SIGABRT) return cause_of_abort(evidence);
   if (signal != 0) return cause_of_signal(signal);

@@ -4,15 +4,18 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "base/small_file.h"
 
 namespace zerorun {
 namespace {
 
+constexpr size_t kMostListBytes = 1 << 20;
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+constexpr const char* kBlanks = " \t\r\n\v\f";
 constexpr std::array<std::string_view, 9> kPrefixes = {"NCCL",  "PYTHON", "MV2",  "UCX",     "MLFLOW",
                                                        "GLOO_", "TORCH_", "OMP_", "ZERORUN_"};
 
@@ -23,10 +26,22 @@ bool is_name(std::string_view name) {
 }
 
 VariableList read_file(const std::string& file) {
-  std::ifstream stream(file);
-  if (!stream) throw UserError("cannot read the variables in " + file);
-  const std::string text{std::istreambuf_iterator<char>(stream), {}};
-  return parse_environment_file(text, file);
+  const SmallFile read = read_small_file(file, kMostListBytes);
+  if (!read.problem.empty()) throw UserError("cannot read the variables in " + file + ": " + read.problem);
+  return parse_environment_file(read.text, file);
+}
+
+std::string without_blanks(std::string_view text) {
+  const size_t first = text.find_first_not_of(kBlanks);
+  if (first == std::string_view::npos) return {};
+  return std::string(text.substr(first, text.find_last_not_of(kBlanks) - first + 1));
+}
+
+// Removes quotes around the whole value, as the shell does to which DeepSpeed gives it.
+std::string unquoted(const std::string& value) {
+  const bool quoted = value.size() >= 2 && (value.front() == '"' || value.front() == '\'') &&
+                      value.find(value.front(), 1) == value.size() - 1;
+  return quoted ? value.substr(1, value.size() - 2) : value;
 }
 
 }  // namespace
@@ -49,14 +64,20 @@ VariableList parse_environment_file(std::string_view text, const std::string& fi
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
-    if (line.ends_with('\r')) line.pop_back();
-    if (line.find_first_not_of(" \t") == std::string::npos || line.front() == '#') continue;
+    if (number == 1 && line.starts_with(kByteOrderMark)) line.erase(0, kByteOrderMark.size());
+    line = without_blanks(line);
+    if (line.empty() || line.front() == '#') continue;
     const size_t equals = line.find('=');
-    const std::string name = line.substr(0, std::min(equals, line.size()));
+    const std::string name = without_blanks(line.substr(0, std::min(equals, line.size())));
     if (equals == std::string::npos || !is_name(name)) {
       throw UserError(file + ":" + std::to_string(number) + ": expected NAME=VALUE, found '" + line + "'");
     }
-    variables.emplace_back(name, line.substr(equals + 1));
+    const std::string value = unquoted(without_blanks(line.substr(equals + 1)));
+    if (value.find_first_of("$`\"'") != std::string::npos) {
+      log_warning(file + ":" + std::to_string(number) + ": the value of " + name +
+                  " is taken as it is: quotes belong to it, and nothing is expanded");
+    }
+    variables.emplace_back(name, value);
   }
   return variables;
 }
@@ -68,11 +89,17 @@ VariableList read_environment_files() {
   // folder.
   if (name.find('/') != std::string::npos) return read_file(name);
   VariableList variables;
+  bool found = false;
   const char* home = std::getenv("HOME");
   for (const std::string& folder : {std::string(home != nullptr ? home : ""), std::string(".")}) {
     const std::string file = folder + "/" + name;
-    if (!folder.empty() && std::filesystem::exists(file))
-      variables = merge_variables(variables, read_file(file));
+    if (folder.empty() || !std::filesystem::exists(file)) continue;
+    variables = merge_variables(variables, read_file(file));
+    found = true;
+  }
+  if (named != nullptr && *named != '\0' && !found) {
+    throw UserError("DS_ENV_FILE=" + name +
+                    ": there is no such file in the home folder or the working folder");
   }
   return variables;
 }

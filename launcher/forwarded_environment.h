@@ -16,9 +16,10 @@ using VariableList = std::vector<std::pair<std::string, std::string>>;
 /// read. Pure.
 VariableList forwarded_variables(const std::vector<std::string>& environment);
 
-/// Parses `text`, the content of `file`: one NAME=VALUE per line. Values are taken literally: quotes belong
-/// to them, and nothing is expanded or run. Blank lines and lines that begin with # are skipped. Throws
-/// UserError naming file and line. Pure.
+/// Parses `text`, the content of `file`: one NAME=VALUE per line. Blanks around both and quotes around the
+/// whole value are removed; else values are taken literally, nothing is expanded or run, and a warning says
+/// so where a shell would do that. Blank lines and lines that begin with # are skipped. Throws UserError
+/// naming file and line.
 VariableList parse_environment_file(std::string_view text, const std::string& file);
 
 /// The variables of .deepspeed_env in the home folder and then in the working folder (later ones win), or of

@@ -23,6 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kGreeting = "zerorun agent 1\n";
+constexpr const char* kNotTheLauncher = "no launcher of this job answers there";
 constexpr size_t kNumber = 16;
 constexpr size_t kCode = sizeof(uint64_t);
 constexpr std::chrono::seconds kPatience(5);  // for one greeting
@@ -113,7 +114,7 @@ UniqueFd try_address(const std::string& name, int port, const Seal& ticket, std:
     UniqueFd fd = connect_to(*one, deadline, failure);
     if (!fd.is_open()) continue;
     if (greet(fd.get(), ticket, deadline)) return fd;
-    failure = "no launcher of this job answers there";
+    failure = kNotTheLauncher;
   }
   return {};
 }
@@ -168,20 +169,25 @@ UniqueFd AgentGreeting::take() {
 UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port, const Seal& ticket,
                              Clock::time_point deadline, const std::function<bool()>& is_wanted) {
   std::string failures;
+  bool reached = false;  // by a connection that another program answered
   do {
     failures.clear();
     for (const std::string& address : addresses) {
       std::string failure;
       UniqueFd fd = try_address(address, port, ticket, failure);
       if (fd.is_open()) return fd;
+      reached = reached || failure == kNotTheLauncher;
       failures += (failures.empty() ? "" : "; ") + address + ":" + std::to_string(port) + ": " + failure;
     }
     std::this_thread::sleep_for(kRetry);
   } while (Clock::now() < deadline && is_wanted());
   throw Error(
-      "cannot connect to the launcher of the job (" + failures +
-      "): a firewall between the hosts must let this port through, and --master_addr or the hostfile must "
-      "name an address that this host reaches");
+      "cannot connect to the launcher of the job (" + failures + "): " +
+      (reached
+           ? "what listens there belongs to another job or another program; give all launchers of a job the "
+             "same ZERORUN_JOB, --rdzv_id and port"
+           : "a firewall between the hosts must let this port through, and --master_addr or the hostfile "
+             "must name an address that this host reaches"));
 }
 
 }  // namespace zerorun

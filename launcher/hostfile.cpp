@@ -1,19 +1,20 @@
 #include "launcher/hostfile.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <set>
 #include <sstream>
 
 #include "base/error.h"
+#include "base/small_file.h"
 
 namespace zerorun {
 namespace {
 
 constexpr std::string_view kSlots = "slots=";
+constexpr size_t kMostHostfileBytes = 16 << 20;
+constexpr size_t kMostHosts = 1 << 16;
 
 // A name that starts with '-' would be an option of ssh.
 bool can_be_host(const std::string& name) {
@@ -26,7 +27,7 @@ bool is_host(const std::string& name) {
   const std::string host = at == std::string::npos ? name : name.substr(at + 1);
   const std::string user = at == std::string::npos ? "user" : name.substr(0, at);
   const bool address = std::count(host.begin(), host.end(), ':') > 1;
-  return !host.empty() && !user.empty() && can_be_host(user) &&
+  return !host.empty() && !host.starts_with("-") && !user.empty() && can_be_host(user) &&
          (address ? host.find_first_not_of(
                         "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ:.%_-") ==
                         std::string::npos
@@ -37,6 +38,7 @@ bool is_host(const std::string& name) {
 
 std::vector<Host> parse_hostfile(std::string_view text, const std::string& file) {
   std::vector<Host> hosts;
+  std::set<std::string> names;
   std::istringstream lines{std::string(text)};
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -59,23 +61,25 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& file)
       refuse("slots: expected a whole number from 0 to " + std::to_string(kMostSlots) + ", found '" +
              std::string(begin, end) + "'");
     }
-    if (std::ranges::count(hosts, name, &Host::name) > 0) refuse("the host " + name + " is listed twice");
+    if (!names.insert(name).second) refuse("the host " + name + " is listed twice");
+    if (hosts.size() == kMostHosts) refuse("a job has at most " + std::to_string(kMostHosts) + " hosts");
     hosts.push_back(host);
   }
   if (hosts.empty()) throw UserError(file + ": no host in it: write a line `HOST slots=N` for each host");
   return hosts;
 }
 
+std::string choose_hostfile(const LaunchOptions& options, const std::string& usual) {
+  if (!options.hostfile.empty() || options.standalone || options.node_rank || !options.rdzv_endpoint.empty())
+    return options.hostfile;
+  std::error_code error;
+  return std::filesystem::is_regular_file(usual, error) ? usual : "";
+}
+
 std::vector<Host> read_hostfile(const std::string& file) {
-  std::ifstream stream(file, std::ios::binary);
-  std::ostringstream text;
-  text << stream.rdbuf();
-  const bool directory = std::filesystem::is_directory(file);
-  if (!stream.is_open() || stream.bad() || directory) {
-    throw UserError("--hostfile " + file +
-                    ": cannot be read: " + (directory ? "it is a directory" : std::strerror(errno)));
-  }
-  return parse_hostfile(text.str(), file);
+  const SmallFile read = read_small_file(file, kMostHostfileBytes);
+  if (!read.problem.empty()) throw UserError("--hostfile " + file + ": cannot be read: " + read.problem);
+  return parse_hostfile(read.text, file);
 }
 
 }  // namespace zerorun

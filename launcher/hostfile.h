@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/launch_options.h"
+
 namespace zerorun {
 
 struct Host {
@@ -20,6 +22,13 @@ inline constexpr int kMostSlots = 4096;
 /// Parses `text`, the content of `file`: lines `HOST slots=N`, after which more words may follow; `#` starts
 /// a comment, and empty lines are skipped. Throws UserError naming file and line, also if there is no host.
 std::vector<Host> parse_hostfile(std::string_view text, const std::string& file);
+
+/// The hostfile that DeepSpeed's launcher reads if none is given.
+inline constexpr char kUsualHostfile[] = "/job/hostfile";
+
+/// The hostfile of a job: that of --hostfile, else `usual` if that is a file, unless the options say that the
+/// job is on this host (--standalone) or that the user starts a launcher on each host. Empty: none.
+std::string choose_hostfile(const LaunchOptions& options, const std::string& usual = kUsualHostfile);
 
 /// Reads and parses `file`. Throws UserError if it cannot be read.
 std::vector<Host> read_hostfile(const std::string& file);

@@ -25,6 +25,9 @@ constexpr milliseconds kFlushPatience(500);
 constexpr milliseconds kTick(50);
 // A second SIGINT within this time is ignored, because `timeout -s INT` and shell wrappers send two at once.
 constexpr milliseconds kSameInterruption(100);
+// A rank that waits this long for one that has ended without joining will not see it join.
+constexpr milliseconds kMissingPatience(1000);
+constexpr milliseconds kMissingTick(250);
 constexpr size_t kReadSize = 1 << 16;
 // Bounds drain(), because a process may fill a pipe as fast as drain() empties it. This many reads empty the
 // largest pipe that the system's default limits allow (1 MiB).
@@ -49,7 +52,7 @@ Job::~Job() {
   }
 }
 
-int Job::run() {
+void Job::start_ranks() {
   for (size_t rank = 0; rank < plan_.environments.size(); ++rank) {
     Rank started;
     ProcessPlan process = {.name = "rank " + name_of(rank),
@@ -66,6 +69,14 @@ int Job::run() {
     ranks_.push_back(std::move(started));
     plan_.listening.reset();  // rank 0 has inherited it
   }
+}
+
+int Job::run() {
+  try {
+    start_ranks();
+  } catch (const Interrupted&) {
+    handle_signals();
+  }
   while (phase_ != Phase::over) {
     wait_for_something();
     handle_signals();
@@ -73,7 +84,7 @@ int Job::run() {
     if (output_.is_gone() && !interrupted_by_) handle_interruption(SIGPIPE);
     enter_phase_that_is_due();
   }
-  if (failure_) return exit_code_of(failure_->wait_status);
+  if (failure_) return std::max(1, exit_code_of(failure_->wait_status));
   return interrupted_by_ ? 128 + *interrupted_by_ : 0;
 }
 
@@ -86,13 +97,17 @@ void Job::move_to(Phase phase) {
 
 void Job::enter_phase_that_is_due() {
   if (phase_ == Phase::ending || phase_ == Phase::killing) look_for_empty_groups();
+  if (phase_ == Phase::running) look_for_missing_rank();
   const bool late = deadline_ && Clock::now() >= *deadline_;
-  if (phase_ < Phase::flushing && all_ranks_ended() && all_groups_gone()) {
+  if (phase_ < Phase::flushing && all_ranks_ended() && all_groups_gone() && orphans().empty()) {
     begin_flushing();
   } else if (phase_ == Phase::running && all_ranks_ended()) {
     begin_ending(plan_.grace);  // no rank failed, but processes that ranks started still run
   } else if (phase_ == Phase::ending && late) {
     begin_killing();
+  } else if (phase_ == Phase::killing && !late) {
+    // An orphan's own children become this process's children when it ends.
+    for (const pid_t orphan : orphans()) ::kill(orphan, SIGKILL);
   } else if (phase_ == Phase::killing && late) {
     report_survivors();
     begin_flushing();
@@ -147,6 +162,9 @@ void Job::wait_for_something() {
   if (control_ != nullptr) control_->append_poll_entries(entries);
 
   int timeout = control_ != nullptr ? static_cast<int>(kControlTick.count()) : -1;
+  const bool some_ended =
+      std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.status.has_value(); });
+  if (phase_ == Phase::running && some_ended && timeout < 0) timeout = static_cast<int>(kMissingTick.count());
   if (deadline_) {
     const auto left = std::chrono::ceil<milliseconds>(*deadline_ - Clock::now());
     timeout = static_cast<int>(std::clamp(left, milliseconds(0), kTick).count());
@@ -229,6 +247,36 @@ void Job::handle_rank_end(int rank) {
   begin_ending(was_user_mistake(status) ? milliseconds(0) : plan_.failure_grace);
 }
 
+// A rank that has ended with success, and has not joined where another rank waits for all.
+void Job::look_for_missing_rank() {
+  const auto has_ended = [](const Rank& rank) { return rank.status && succeeded(*rank.status); };
+  int missing = -1, waiting = -1;
+  for (size_t first = 0; first < ranks_.size() && missing < 0; ++first) {
+    if (!has_ended(ranks_[first])) continue;
+    const uint32_t done = plan_.board.joins(static_cast<int>(first));
+    for (size_t other = 0; other < ranks_.size() && missing < 0; ++other) {
+      const uint32_t joins = plan_.board.joins(static_cast<int>(other));
+      if (ranks_[other].status || joins % 2 == 0 || joins <= done) continue;
+      missing = static_cast<int>(first);
+      waiting = static_cast<int>(other);
+    }
+  }
+  const Clock::time_point now = Clock::now();
+  if (missing < 0) {
+    misses_rank_since_.reset();
+  } else if (!misses_rank_since_) {
+    misses_rank_since_ = now;
+  } else if (now - *misses_rank_since_ > kMissingPatience) {
+    failure_ = {plan_.first_rank + missing,
+                *ranks_[missing].status,
+                "it did not join the job, and rank " + name_of(static_cast<size_t>(waiting)) +
+                    " waits for it: all ranks of a job must call initialize()",
+                {}};
+    if (control_ != nullptr) control_->report(*failure_);
+    begin_ending(plan_.failure_grace);
+  }
+}
+
 // A stopped rank may be the reason why the other ranks failed. Call before SIGCONT is sent, which continues
 // the rank.
 void Job::report_stopped_ranks() {
@@ -252,10 +300,18 @@ void Job::look_for_empty_groups() {
   }
 }
 
+// Orphans are signalled too: they are part of the job, although they have left its process groups.
 void Job::signal_groups(int signal) {
   for (const Rank& rank : ranks_) {
     if (rank.group_exists) ::kill(-rank.process.pid, signal);
   }
+  for (const pid_t orphan : orphans()) ::kill(orphan, signal);
+}
+
+std::vector<pid_t> Job::orphans() const {
+  std::vector<pid_t> others = {guardian_.pid()};
+  for (const Rank& rank : ranks_) others.push_back(rank.process.pid);
+  return orphans_.find(others);
 }
 
 Job::ReadResult Job::read_some(int rank, Stream stream) {
@@ -297,6 +353,10 @@ std::string Job::name_of(size_t rank) const {
 }
 
 void Job::report_survivors() {
+  for (const pid_t orphan : orphans()) {
+    output_.notice("process " + std::to_string(orphan) +
+                   " of the job does not end although killed: see `ps -ej`");
+  }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].group_exists) continue;
     output_.notice("processes of rank " + name_of(rank) + " (process group " +

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/join_board.h"
 #include "base/unique_fd.h"
 #include "launcher/core_binding.h"
 #include "launcher/guardian.h"
@@ -17,6 +18,7 @@
 #include "launcher/job_output.h"
 #include "launcher/line_tail.h"
 #include "launcher/oom_kills.h"
+#include "launcher/orphans.h"
 #include "launcher/rank_failure.h"
 #include "launcher/rank_logs.h"
 #include "launcher/rank_process.h"
@@ -36,6 +38,7 @@ struct JobPlan {
   bool reports_failure = true;                         // false: the launcher of the whole job reports it
   std::vector<std::string> folders;                    // where ranks may write, for the report of a failure
   RankLogs logs;
+  JoinBoard board;
 };
 
 class Job {
@@ -70,6 +73,7 @@ class Job {
     bool group_exists = true;   // false: do not signal the group, its number may be reused
   };
 
+  void start_ranks();
   void move_to(Phase phase);
   void enter_phase_that_is_due();
   void begin_ending(std::chrono::milliseconds grace);
@@ -85,7 +89,9 @@ class Job {
   void reap();
   void handle_rank_end(int rank);
   void look_for_empty_groups();
+  void look_for_missing_rank();
   void signal_groups(int signal);
+  std::vector<pid_t> orphans() const;
 
   enum class ReadResult { some, nothing, end };
   ReadResult read_some(int rank, Stream stream);
@@ -105,8 +111,10 @@ class Job {
   JobControl* control_;
   std::vector<Rank> ranks_;
   Phase phase_ = Phase::running;
-  std::optional<Clock::time_point> deadline_;  // of the current phase
-  std::optional<RankFailure> failure_;         // of the rank that failed first
+  std::optional<Clock::time_point> deadline_;           // of the current phase
+  std::optional<RankFailure> failure_;                  // of the rank that failed first
+  std::optional<Clock::time_point> misses_rank_since_;  // ranks wait for one that ended without joining
+  Orphans orphans_;
   OomCounts oom_before_;
   std::optional<int> interrupted_by_;
   Clock::time_point interrupted_at_;

@@ -38,11 +38,28 @@ std::vector<Node> select(const LaunchOptions& options, const std::vector<Host>& 
   return first_slots(pool, options.nodes, options.ranks_per_node);
 }
 
+int visible_gpus(const ThisMachine& machine) {
+  if (machine.visible_devices.empty() || machine.gpus == 0) return machine.gpus;
+  return static_cast<int>(split_list(machine.visible_devices).size());
+}
+
+// The number that --num_gpus gpu, cpu or auto asks for.
+int ranks_of_kind(const std::string& kind, bool has_hostfile, const ThisMachine& machine) {
+  if (has_hostfile) {
+    throw UserError("--num_gpus " + kind +
+                    ": with a hostfile give a number, or leave the option out to use all slots of the hosts");
+  }
+  const int gpus = visible_gpus(machine);
+  if (kind == "gpu" && gpus == 0) {
+    throw UserError(
+        "--num_gpus gpu: this machine has no GPU that may be used: give a number, or cpu for one rank "
+        "on each processor");
+  }
+  return kind == "cpu" || gpus == 0 ? machine.processors : gpus;
+}
+
 std::vector<Node> this_machine_only(LaunchOptions options, const ThisMachine& machine) {
-  const size_t visible = machine.visible_devices.empty() || machine.gpus == 0
-                             ? machine.gpus
-                             : split_list(machine.visible_devices).size();
-  const int usual = std::max<int>(1, visible);
+  const int usual = std::max(1, visible_gpus(machine));
   if (!names_slots(options)) {
     // More ranks than GPUs are no mistake: such a job trains on the CPU, and the engine says so.
     return first_slots({{kLocalhost, options.ranks_per_node.value_or(usual)}}, 1, options.ranks_per_node);
@@ -89,8 +106,11 @@ bool names_slots(const LaunchOptions& options) {
   return !options.include.empty() || !options.exclude.empty();
 }
 
-JobPlacement place_job(const LaunchOptions& options, const std::optional<std::vector<Host>>& hosts,
+JobPlacement place_job(const LaunchOptions& given, const std::optional<std::vector<Host>>& hosts,
                        const ThisMachine& machine) {
+  LaunchOptions options = given;
+  if (!given.ranks_by_kind.empty())
+    options.ranks_per_node = ranks_of_kind(given.ranks_by_kind, hosts.has_value(), machine);
   const bool launchers_join = options.node_rank || !options.rdzv_endpoint.empty();
   if (options.nodes.value_or(1) > 1 && !hosts && !launchers_join) {
     throw UserError(

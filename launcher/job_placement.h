@@ -16,6 +16,7 @@ struct ThisMachine {
   std::string hostname;
   int gpus = 0;                 // GPUs that ranks may use; 0 if they train on the CPU
   std::string visible_devices;  // CUDA_VISIBLE_DEVICES; empty if not set
+  int processors = 1;           // logical ones that are online
 };
 
 struct JobPlacement {
@@ -30,7 +31,7 @@ bool names_slots(const LaunchOptions& options);
 std::string visible_devices(bool slots_named, const std::vector<int>& slots, const ThisMachine& machine);
 
 /// `hosts`: the content of the hostfile; absent if there is none. Throws UserError naming the option.
-JobPlacement place_job(const LaunchOptions& options, const std::optional<std::vector<Host>>& hosts,
+JobPlacement place_job(const LaunchOptions& given, const std::optional<std::vector<Host>>& hosts,
                        const ThisMachine& machine);
 
 /// Whether `host` is a name of the machine with this hostname.

@@ -13,7 +13,6 @@
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <set>
 #include <utility>
@@ -34,6 +33,7 @@
 #include "launcher/job_placement.h"
 #include "launcher/machine.h"
 #include "launcher/node_job.h"
+#include "launcher/pid_file.h"
 #include "launcher/program_path.h"
 #include "launcher/rank_labels.h"
 #include "launcher/remote_start.h"
@@ -67,26 +67,6 @@ std::string time_text() {
   std::strftime(text, sizeof text, "%Y%m%d%H%M%S", &local);
   return text;
 }
-
-/// The file of --save_pid, which exists as long as the job runs.
-class PidFile {
- public:
-  explicit PidFile(bool wanted) {
-    if (!wanted) return;
-    path_ = "/tmp/" + std::to_string(::getpid()) + ".deepspeed";
-    if (!(std::ofstream(path_) << ::getpid() << std::flush))
-      throw UserError("--save_pid: cannot write " + path_);
-  }
-  ~PidFile() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove(path_, ignored);
-  }
-  PidFile(const PidFile&) = delete;
-  PidFile& operator=(const PidFile&) = delete;
-
- private:
-  std::string path_;
-};
 
 /// How the launcher of this host takes part in the job.
 enum class Part {
@@ -174,7 +154,7 @@ NodeOrder make_order(const LaunchOptions& options, const JobPlacement& place,
   order.grace = options.grace;
   order.failure_grace = options.failure_grace;
   order.logs = options.logs;
-  order.logs.run = time_text();
+  order.logs.run = time_text() + "-" + std::to_string(::getpid());  // jobs may start in the same second
   order.bind_cores = options.bind_cores_to_rank;
   order.bind_core_list = options.bind_core_list;
   return order;
@@ -303,10 +283,8 @@ int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const No
   plan.ticket = shared_secret(options, endpoint);
   plan.hello = {ZERORUN_VERSION, options.node_rank.value_or(-1), this_hostname(),
                 describe_layout(order.nodes)};
-  plan.arguments = order.arguments;
-  plan.logs = order.logs;
-  plan.grace = order.grace;
-  plan.failure_grace = order.failure_grace;
+  plan.order = order;
+  plan.order.token = plan.ticket;
   plan.timeout = std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
   plan.quiet = options.quiet;
   std::signal(SIGTSTP, SIG_IGN);  // a stopped launcher could not send heartbeats
@@ -324,14 +302,21 @@ int print_plan(const LaunchOptions& options, Part part, const Endpoint& endpoint
   if (part == Part::starts) add_surroundings(order);
   const JobEnvironment job = node_environment(order, point, machine, -1);
   const std::string text = describe_job(job, here ? order.node : -1, inherited_environment(), order);
-  std::fputs(text.c_str(), stdout);
-  return std::fflush(stdout) == 0 ? 0 : 1;
+  std::fputs(text.c_str(), stdout);  // main() flushes it
+  return 0;
 }
 
 }  // namespace
 
-int launch(const LaunchOptions& options, int argc, char** argv) {
+int launch(const LaunchOptions& given, int argc, char** argv) {
   fill_standard_descriptors();
+  LaunchOptions options = given;
+  options.hostfile = choose_hostfile(given);
+  if (options.hostfile != given.hostfile && !options.quiet) {
+    std::fprintf(stderr,
+                 "zerorun: the hosts are those of %s, as with DeepSpeed (--standalone: this host alone)\n",
+                 options.hostfile.c_str());
+  }
   // --venv_script makes its own `python3` the first in PATH.
   const std::string python =
       options.venv_script.empty() ? python_of(std::filesystem::read_symlink("/proc/self/exe")) : "python3";
@@ -352,7 +337,8 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   NodeOrder order = make_order(options, place, std::move(arguments));
   if (options.dry_run) return print_plan(options, part, endpoint, std::move(order), here);
 
-  const PidFile pid_file(options.save_pid);
+  std::optional<PidFile> pid_file;
+  if (options.save_pid) pid_file.emplace("/tmp");
   switch (part) {
     case Part::starts:
       return run_cluster(options, plan_starting(options, place, std::move(order)), argc, argv);

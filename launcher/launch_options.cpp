@@ -4,9 +4,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 
@@ -59,15 +61,30 @@ when it started (nohup, background of a shell script).
 Exit code: 0 if all ranks ended with 0; else that of the first rank to fail (128 + signal if a signal killed it);
 128 + signal if a signal ended the job; 2 for a mistake on this command line.)";
 
-// DeepSpeed's options that this launcher does not have. Their error message says so.
-constexpr std::array<std::string_view, 4> kNotOffered = {"--elastic_training", "--min_elastic_nodes",
-                                                         "--max_elastic_nodes", "--autotuning"};
+// Options of DeepSpeed's launcher and of torchrun that this launcher does not have. Their error message says
+// so. torchrun takes its names with - as well as with _.
+constexpr std::array<std::string_view, 4> kOfDeepSpeed = {"--elastic_training", "--min_elastic_nodes",
+                                                          "--max_elastic_nodes", "--autotuning"};
+constexpr std::array<std::string_view, 11> kOfTorchrun = {"--rdzv_conf",
+                                                          "--role",
+                                                          "--run_path",
+                                                          "--logs_specs",
+                                                          "--numa_binding",
+                                                          "--event_log_handler",
+                                                          "--signals_to_handle",
+                                                          "--virtual_local_rank",
+                                                          "--shutdown_timeout",
+                                                          "--duplicate_stdout_filters",
+                                                          "--duplicate_stderr_filters"};
 
 [[noreturn]] void refuse_option(const std::string& argument) {
   const std::string name = argument.substr(0, argument.find('='));
-  if (std::count(kNotOffered.begin(), kNotOffered.end(), name) > 0) {
-    throw UserError(name +
-                    ": DeepSpeed's launcher has this option, but zerorun does not support it: leave it out "
+  std::string spelled = name;
+  std::replace(spelled.begin() + 2, spelled.end(), '-', '_');
+  const bool of_torchrun = std::ranges::count(kOfTorchrun, spelled) > 0;
+  if (of_torchrun || std::ranges::count(kOfDeepSpeed, spelled) > 0) {
+    throw UserError(name + ": " + (of_torchrun ? "torchrun" : "DeepSpeed's launcher") +
+                    " has this option, but zerorun does not support it: leave it out "
                     "(zerorun --help lists the options)");
   }
   throw UserError(name +
@@ -104,10 +121,39 @@ CLI::Validator whole_number(int low, int high) {
   return CLI::Validator(check, "");
 }
 
-CLI::Validator one_of(const std::string& first, const std::string& second, const std::string& third) {
+CLI::Validator one_of(const std::vector<std::string>& values) {
   auto check = [=](std::string& text) -> std::string {
-    if (text == first || text == second || text == third) return {};
-    return "expected " + first + ", " + second + " or " + third + "; found '" + text + "'";
+    if (std::ranges::count(values, text) > 0) return {};
+    std::string expected = values.front();
+    for (size_t i = 1; i < values.size(); ++i)
+      expected += (i + 1 < values.size() ? ", " : " or ") + values[i];
+    return "expected " + expected + "; found '" + text + "'";
+  };
+  return CLI::Validator(check, "");
+}
+
+// Like whole_number(1, kMostRanks). Wrappers of DeepSpeed's launcher write -1, its default, which means: not
+// given. `words` are accepted too.
+CLI::Validator count_of_ranks(const std::vector<std::string>& words) {
+  auto check = [=](std::string& text) -> std::string {
+    if (text == "-1" || std::ranges::count(words, text) > 0) return {};
+    const std::string number = whole_number(1, kMostRanks)(text);
+    if (number.empty() || words.empty()) return number;
+    return "expected a whole number from 1 to " + std::to_string(kMostRanks) + ", gpu, cpu or auto; found '" +
+           text + "'";
+  };
+  return CLI::Validator(check, "");
+}
+
+// torchrun's --nnodes is N or MIN:MAX. A range of one number is that number.
+CLI::Validator count_of_hosts() {
+  auto check = [](std::string& text) -> std::string {
+    const size_t colon = text.find(':');
+    if (colon == std::string::npos) return count_of_ranks({})(text);
+    if (text.substr(0, colon) != text.substr(colon + 1))
+      return "a job has a fixed number of hosts: expected one number; found '" + text + "'";
+    text = text.substr(0, colon);
+    return whole_number(1, kMostRanks)(text);
   };
   return CLI::Validator(check, "");
 }
@@ -127,9 +173,9 @@ std::vector<std::string> command_of(const CLI::App& app) {
 
 // Options that say where the ranks run.
 struct PlacementValues {
-  int ranks = 0, nodes = 0, node_rank = 0, master_port = 0, ssh_port = 0;
-  bool no_ssh = false, no_local_rank = false, no_ssh_check = false, standalone = false;
-  std::string launcher_args, rdzv_backend;
+  int node_rank = 0, master_port = 0, ssh_port = 0, restarts = 0;
+  bool no_ssh = false, no_local_rank = false, no_ssh_check = false;
+  std::string ranks, nodes, launcher_args, rdzv_backend, local_address, ignored;
 };
 
 // Options that say what the launcher prints, and where.
@@ -147,14 +193,16 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
   CLI::Option* exclude =
       app.add_option("-e,--exclude", options.exclude, "Slots to leave out")->type_name("FILTER");
   CLI::Option* ranks =
-      app.add_option("--num_gpus,--num_accelerators,--nproc_per_node,--nproc-per-node", values.ranks,
-                     "Ranks on each host; without it one per slot, or one where there is no GPU")
+      app.add_option(
+             "--num_gpus,--num_accelerators,--nproc_per_node,--nproc-per-node", values.ranks,
+             "Ranks on each host: a number, or as many as it has GPUs (gpu), processors (cpu), or GPUs and "
+             "without any processors (auto); without it one per slot, or one where there is no GPU")
           ->type_name("N")
-          ->check(whole_number(1, kMostRanks));
+          ->check(count_of_ranks({"gpu", "cpu", "auto"}));
   CLI::Option* nodes =
       app.add_option("--num_nodes,--nnodes", values.nodes, "Hosts: the first N of the hostfile")
           ->type_name("N")
-          ->check(whole_number(1, kMostRanks));
+          ->transform(count_of_hosts());
   include->excludes(exclude)->excludes(ranks)->excludes(nodes);
   exclude->excludes(ranks)->excludes(nodes);
   CLI::Option* node_rank =
@@ -164,20 +212,17 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
           ->check(whole_number(0, kMostRanks - 1));
   app.add_flag("--no_ssh", values.no_ssh, "Start ranks on this host only; needs --node_rank")
       ->needs(node_rank);
-  CLI::Option* endpoint =
-      app.add_option(
-             "--rdzv_endpoint,--rdzv-endpoint", options.rdzv_endpoint,
-             "Where the launchers of all hosts meet; without --node_rank they number the hosts themselves")
-          ->type_name("HOST[:PORT]");
+  app.add_option(
+         "--rdzv_endpoint,--rdzv-endpoint", options.rdzv_endpoint,
+         "Where the launchers of all hosts meet; without --node_rank they number the hosts themselves")
+      ->type_name("HOST[:PORT]");
   app.add_option("--rdzv_id,--rdzv-id", options.rdzv_id, "Name of the job, the same for all its launchers")
       ->type_name("TEXT");
   app.add_option("--rdzv_backend,--rdzv-backend", values.rdzv_backend, "No effect: c10d or static")
       ->type_name("NAME")
-      ->check(one_of("c10d", "static", "c10d"));
-  app.add_flag("--standalone", values.standalone, "One host and a free port, as by default")
-      ->excludes(node_rank)
-      ->excludes(endpoint)
-      ->excludes(nodes);
+      ->check(one_of({"c10d", "static"}));
+  app.add_flag("--standalone", options.standalone,
+               "This host and a free port, as by default; /job/hostfile and --rdzv_endpoint have no effect");
   app.add_option("--master_addr,--master-addr", options.master_addr,
                  "Address where the ranks meet; without it rank 0's host")
       ->type_name("ADDRESS");
@@ -186,6 +231,16 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
          "Port where the ranks meet; without it a free one, with --node_rank " + std::to_string(kDefaultPort))
       ->type_name("PORT")
       ->check(whole_number(1, kHighestPort));
+  app.add_option("--local_addr,--local-addr", values.local_address,
+                 "No effect on one host, where alone it is accepted")
+      ->type_name("ADDRESS");
+  app.add_option("--max_restarts,--max-restarts", values.restarts,
+                 "No effect, and only 0: a job is not restarted")
+      ->type_name("N")
+      ->check(whole_number(0, kMostRanks));
+  app.add_option("--monitor_interval,--monitor-interval,--start_method,--start-method", values.ignored,
+                 "No effect: the launcher sees at once that a rank has ended, and starts programs")
+      ->type_name("VALUE");
 }
 
 void add_remote_options(CLI::App& app, LaunchOptions& options, PlacementValues& values) {
@@ -228,7 +283,7 @@ void add_output_options(CLI::App& app, LaunchOptions& options, OutputValues& val
 }
 
 void add_program_options(CLI::App& app, LaunchOptions& options, PlacementValues& values) {
-  CLI::Option* module = app.add_flag("--module", options.module, "PROGRAM is a Python module: python3 -m");
+  CLI::Option* module = app.add_flag("-m,--module", options.module, "PROGRAM is a Python module: python3 -m");
   app.add_flag("--no_python", options.no_python, "Run PROGRAM itself, although its name ends in .py")
       ->excludes(module);
   app.add_flag("--no_local_rank", values.no_local_rank,
@@ -240,12 +295,12 @@ void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_second
   app.add_option("--device", options.device,
                  "Device: GPUs where there are any (auto, the default), the CPU (cpu), or only GPUs (cuda)")
       ->type_name("auto|cpu|cuda")
-      ->check(one_of("auto", "cpu", "cuda"));
+      ->check(one_of({"auto", "cpu", "cuda"}));
   app.add_option("--comm", options.comm,
                  "Communication of CPU ranks: shared memory on one host, else Gloo (auto, the default), only "
                  "shared memory (shm), or Gloo")
       ->type_name("auto|shm|gloo")
-      ->check(one_of("auto", "shm", "gloo"));
+      ->check(one_of({"auto", "shm", "gloo"}));
   CLI::Option* bind =
       app.add_flag("--bind_cores_to_rank", options.bind_cores_to_rank,
                    "Bind each rank to its own cores and NUMA memory, with one thread per core");
@@ -282,7 +337,7 @@ void read_output_values(const OutputValues& values, LaunchOptions& options) {
 void refuse_empty_texts(const CLI::App& app) {
   for (const char* name : {"--hostfile", "--include", "--exclude", "--master_addr", "--bind_core_list",
                            "--rdzv_endpoint", "--launcher", "--venv_script", "--enable_each_rank_log",
-                           "--log_dir", "--redirects", "--tee", "--local_ranks_filter"}) {
+                           "--log_dir", "--redirects", "--tee", "--local_ranks_filter", "--local_addr"}) {
     const CLI::Option* option = app.get_option(name);
     if (option->count() > 0 && option->results().front().empty()) {
       const bool filter = name == std::string_view("--include") || name == std::string_view("--exclude");
@@ -297,6 +352,73 @@ void refuse_empty_texts(const CLI::App& app) {
   }
 }
 
+// argparse, which DeepSpeed's launcher and torchrun use, takes the empty text after "--option=" as the value,
+// and no option as the value of another one. CLI11 would take the next argument in both cases. Returns the
+// arguments so that CLI11 reads them as argparse does. Only --launcher_args may have an option as its value,
+// since that is what it is for.
+std::vector<std::string> as_argparse_reads(const CLI::App& app, int argc, const char* const* argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  for (size_t i = 0; i < words.size() && words[i].starts_with("-") && words[i] != "--"; ++i) {
+    const size_t equals = words[i].find('=');
+    const std::string name = words[i].substr(0, equals);
+    const CLI::Option* option = app.get_option_no_throw(name);
+    if (option == nullptr) continue;
+    if (option->get_items_expected_max() == 0) {
+      if (equals + 1 == words[i].size()) throw UserError(name + " takes no value: write it without =");
+      continue;
+    }
+    if (equals == std::string::npos) {
+      ++i;  // the value
+      const bool is_option = i < words.size() && words[i].starts_with("--") && name != "--launcher_args";
+      if (!is_option) continue;
+      throw UserError(name + ": expected a value, found '" + words[i] + "'; if that is the value, write " +
+                      name + "=" + words[i]);
+    }
+    if (equals + 1 < words[i].size()) continue;
+    words[i] = name;
+    words.insert(words.begin() + static_cast<ptrdiff_t>(++i), std::string());
+  }
+  return words;
+}
+
+std::optional<int> count_in(const std::string& text) {
+  if (text.empty() || !std::ranges::all_of(text, [](unsigned char c) { return std::isdigit(c) != 0; }))
+    return std::nullopt;
+  return std::stoi(text);
+}
+
+// Checks what torchrun's options mean together, and leaves out those that ask for what is so anyway.
+void read_torchrun_values(const PlacementValues& values, LaunchOptions& options) {
+  const bool one_host = options.nodes.value_or(1) == 1;
+  if (options.standalone) {
+    if (!one_host || options.node_rank.value_or(0) != 0 || !options.hostfile.empty()) {
+      throw UserError("--standalone is a job on this host alone: leave out " +
+                      std::string(!options.hostfile.empty() ? "--hostfile"
+                                  : one_host                ? "--node_rank"
+                                                            : "--nnodes (--num_nodes)"));
+    }
+    options.rdzv_endpoint.clear();
+    options.node_rank.reset();
+  }
+  if (options.rdzv_endpoint.ends_with(":0")) {
+    if (!one_host || !options.hostfile.empty()) {
+      throw UserError("--rdzv_endpoint " + options.rdzv_endpoint +
+                      ": the launchers of other hosts cannot find a free port: give a port");
+    }
+    options.rdzv_endpoint.clear();
+  }
+  if (!values.local_address.empty() && !(one_host && options.hostfile.empty())) {
+    throw UserError(
+        "--local_addr: each host is reached by the address of its route to the others: leave it out");
+  }
+  if (values.restarts > 0) {
+    throw UserError(
+        "--max_restarts " + std::to_string(values.restarts) +
+        ": zerorun does not restart a job: leave it out, and let a script or the batch system start the "
+        "job again from its last checkpoint");
+  }
+}
+
 }  // namespace
 
 std::variant<LaunchOptions, Information> parse_launch_options(int argc, const char* const* argv) {
@@ -307,6 +429,7 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
 
   CLI::App app(kDescription, "zerorun");
   app.prefix_command();
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // as argparse
   auto formatter = std::make_shared<UsageFormatter>();
   formatter->column_width(40);
   app.formatter(formatter);
@@ -318,8 +441,10 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   add_output_options(app, options, output);
   add_run_options(app, options, grace_seconds);
 
+  std::vector<std::string> words = as_argparse_reads(app, argc, argv);
+  std::ranges::reverse(words);  // as CLI11 wants them
   try {
-    app.parse(argc, argv);
+    app.parse(std::move(words));
   } catch (const CLI::CallForHelp&) {
     return Information{app.help()};
   } catch (const CLI::CallForVersion& version) {
@@ -332,8 +457,9 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   const auto given = [&](const char* name, int value) {
     return app.get_option(name)->count() > 0 ? std::optional(value) : std::nullopt;
   };
-  options.ranks_per_node = given("--num_gpus", values.ranks);
-  options.nodes = given("--num_nodes", values.nodes);
+  options.ranks_per_node = count_in(values.ranks);
+  if (!options.ranks_per_node && values.ranks != "-1") options.ranks_by_kind = values.ranks;
+  options.nodes = count_in(values.nodes);
   options.node_rank = given("--node_rank", values.node_rank);
   options.master_port = given("--master_port", values.master_port);
   options.ssh_port = given("--ssh_port", values.ssh_port);
@@ -341,6 +467,7 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   options.grace = std::chrono::milliseconds(std::llround(grace_seconds * 1000));
   if (app.get_option("--grace")->count() > 0) options.failure_grace = options.grace;
   read_output_values(output, options);
+  read_torchrun_values(values, options);
   return options;
 }
 

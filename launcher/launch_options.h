@@ -16,12 +16,14 @@ struct LaunchOptions {
   std::string include, exclude;       // unparsed; empty if not given
   std::optional<int> nodes;           // --num_nodes: hosts
   std::optional<int> ranks_per_node;  // --num_gpus
+  std::string ranks_by_kind;          // --num_gpus gpu, cpu or auto; else empty
   std::optional<int> node_rank;       // the launcher runs once on each host; this is the number of this host
   std::string rdzv_endpoint;          // HOST[:PORT] where the launchers of all hosts meet; empty if not given
   std::string rdzv_id;                // a text that the launchers of one job share; empty if not given
   std::string launcher;               // --launcher: what starts ranks on other hosts; empty: ssh
   std::vector<std::string> launcher_args;
   std::optional<int> ssh_port;
+  bool standalone = false;         // this host only
   bool force_multi = false;        // start agents even if the job has one host
   std::string master_addr;         // empty: rank 0's host
   std::optional<int> master_port;  // absent: a free port, or kDefaultPort with --node_rank

@@ -1,12 +1,15 @@
 // zerorun: starts the ranks of a training job and supervises them until the last one has ended. `zerorun
 // config` handles configurations, `zerorun checkpoint` handles checkpoints, `zerorun doctor` checks hosts and
 // the links between them.
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <variant>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "launcher/agent.h"
 #include "launcher/checkpoint_command.h"
 #include "launcher/config_command.h"
@@ -21,12 +24,16 @@ constexpr int kFailure = 1;
 constexpr int kUserMistake = 2;
 
 int tell(const std::exception& error, int exit_code) {
-  std::fprintf(stderr, "zerorun: %s\n", error.what());
+  std::fprintf(stderr, "zerorun: %s\n", zerorun::printable(error.what(), "\n\t").c_str());
   return exit_code;
 }
 
+// The exit code of a command that has printed to stdout. stdio may have noticed a full disk before the flush.
 int flushed(int exit_code) {
-  return std::fflush(stdout) == 0 ? exit_code : kFailure;
+  const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (written) return exit_code;
+  std::fprintf(stderr, "zerorun: the output could not be written: %s\n", std::strerror(errno));
+  return kFailure;
 }
 
 }  // namespace
@@ -44,7 +51,9 @@ int main(int argc, char** argv) {
       std::fputs(information->text.c_str(), stdout);
       return flushed(0);
     }
-    return zerorun::launch(std::get<zerorun::LaunchOptions>(parsed), argc, argv);
+    const auto& options = std::get<zerorun::LaunchOptions>(parsed);
+    const int exit_code = zerorun::launch(options, argc, argv);
+    return options.dry_run ? flushed(exit_code) : exit_code;
   } catch (const zerorun::UserError& error) {
     return tell(error, kUserMistake);
   } catch (const std::exception& error) {

@@ -42,7 +42,8 @@ bool gpus_wanted(const std::string& device) {
 ThisMachine inspect_machine(const std::string& device) {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   const bool uses_gpus = gpus_wanted(device) && !hides_all_gpus(visible);
-  return {this_hostname(), uses_gpus ? count_gpu_files() : 0, visible != nullptr ? visible : ""};
+  return {this_hostname(), uses_gpus ? count_gpu_files() : 0, visible != nullptr ? visible : "",
+          static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)))};
 }
 
 ListeningSocket open_meeting_point(const std::string& address, int port, bool one_host) {
@@ -53,8 +54,10 @@ ListeningSocket open_meeting_point(const std::string& address, int port, bool on
 std::vector<std::string> inherited_environment() {
   std::vector<std::string> entries;
   for (char** entry = environ; entry && *entry; ++entry) {
-    if (!std::string_view(*entry).starts_with(std::string(kTicketVariable) + "="))
-      entries.emplace_back(*entry);
+    const std::string_view text(*entry);
+    const bool internal = text.starts_with(std::string(kTicketVariable) + "=") ||
+                          text.starts_with(std::string(kMeetingVariable) + "=");
+    if (!internal) entries.emplace_back(text);
   }
   return entries;
 }
@@ -98,9 +101,11 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
     throw UserError("the launcher's folder " + order.folder + " cannot be entered on this host: " +
                     std::strerror(errno) + ": create it, or start zerorun from a folder that all hosts have");
   }
-  const JobEnvironment job = node_environment(order, point, machine, listening.get());
+  JobEnvironment job = node_environment(order, point, machine, listening.get());
 
   JobPlan plan;
+  plan.board = JoinBoard(job.placement.local_world_size(order.node));
+  job.board = plan.board.path();
   plan.arguments = order.arguments;
   if (order.venv_script.empty()) {
     plan.file = find_program(plan.arguments.front());

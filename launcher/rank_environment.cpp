@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 
+#include "base/join_board.h"
 #include "base/listening.h"
 #include "base/nccl_variables.h"
 
@@ -53,12 +54,14 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
       {"MASTER_PORT", std::to_string(job.master_port)},
       {"ZERORUN_JOB", job.token},
       {kListenVariable, std::nullopt},
+      {kBoardVariable, std::nullopt},
       {"ZERORUN_TIMEOUT", shortest_text(job.timeout_seconds)},
       {"ZERORUN_TERMINAL", std::nullopt},
       // If torchrun started the launcher, this variable would make rank 0 use a store that does not exist.
       {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
   };
   if (rank == 0) ours[kListenVariable] = std::to_string(job.listening_fd);
+  if (!job.board.empty()) ours[kBoardVariable] = job.board;
   if (!job.device.empty()) ours["ZERORUN_DEVICE"] = job.device;
   if (!job.comm.empty()) ours["ZERORUN_COMM"] = job.comm;
   if (job.terminal) ours["ZERORUN_TERMINAL"] = "1";

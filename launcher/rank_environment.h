@@ -24,6 +24,7 @@ struct JobEnvironment {
   int threads_per_rank = 1;           // OMP_NUM_THREADS, unless the user has set it
   std::vector<CoreBinding> bindings;  // one per rank of this host; empty: ranks are not bound
   std::string visible_devices;        // CUDA_VISIBLE_DEVICES; empty: keeps the user's variable
+  std::string board;                  // ZERORUN_BOARD, for the launcher (base/join_board.h); empty: none
   bool terminal = false;              // ZERORUN_TERMINAL: the launcher's stdout is a terminal
 };
 

@@ -34,7 +34,7 @@ struct LogOptions {
   StreamChoice redirects;       // streams that go into files of `folder` and are not printed
   StreamChoice tee;             // streams that go into files of `folder` and are printed
   std::optional<std::vector<int>> printed;  // the local ranks whose output is printed; absent: all
-  std::string run;                          // part of the files' names: the time when the run started
+  std::string run;                          // part of the files' names: time and process of the run's start
 
   bool operator==(const LogOptions&) const = default;
 };

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <iterator>
 #include <string_view>
 
 #include "base/error.h"
@@ -90,7 +91,7 @@ struct ChildPlan {
 
 }  // namespace
 
-RankProcess start_process(const ProcessPlan& plan, const Signals& signals, const Guardian& guardian) {
+RankProcess start_process(const ProcessPlan& plan, Signals& signals, const Guardian& guardian) {
   RankPipe out = open_rank_pipe(plan.name);
   RankPipe err = open_rank_pipe(plan.name);
   RankPipe failure = open_rank_pipe(plan.name);  // closed by a successful exec
@@ -115,10 +116,15 @@ RankProcess start_process(const ProcessPlan& plan, const Signals& signals, const
   if (pid == 0) become_rank(child, signals, guardian);
 
   failure.write_end.reset();
-  // Waits without a limit, because a program on a network file system may take many seconds to load.
-  pollfd entry = {failure.read_end.get(), POLLIN, 0};
+  // Waits until the user interrupts, because a program on a network file system may take many seconds to
+  // load.
+  pollfd entries[] = {{failure.read_end.get(), POLLIN, 0}, {signals.fd(), POLLIN, 0}};
   const int tick = plan.while_waiting ? static_cast<int>(kControlTick.count()) : -1;
-  while (::poll(&entry, 1, tick) <= 0) {
+  while (::poll(entries, std::size(entries), tick) <= 0 || entries[0].revents == 0) {
+    if (signals.is_interrupted()) {
+      ::kill(pid, SIGKILL);  // not reaped here: a process that waits for a dead file server stays
+      throw Interrupted("interrupted while the system loads " + plan.file);
+    }
     if (plan.while_waiting) plan.while_waiting();
   }
   int error = 0;

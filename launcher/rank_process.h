@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/unique_fd.h"
 #include "launcher/core_binding.h"
 #include "launcher/guardian.h"
@@ -35,7 +36,14 @@ struct RankProcess {
   UniqueFd err;
 };
 
-/// Throws UserError if the system cannot run the file, Error if it is out of processes or descriptors.
-RankProcess start_process(const ProcessPlan& plan, const Signals& signals, const Guardian& guardian);
+/// Thrown by start_process() if a signal interrupts the job while the system loads the program.
+/// Signals::next() returns the signal.
+struct Interrupted : Error {
+  using Error::Error;
+};
+
+/// Throws UserError if the system cannot run the file, Error if it is out of processes or descriptors,
+/// Interrupted.
+RankProcess start_process(const ProcessPlan& plan, Signals& signals, const Guardian& guardian);
 
 }  // namespace zerorun

@@ -47,7 +47,7 @@ StartCommand by_ssh(const StartPlan& plan, const std::string& host, int node) {
   command.arguments = {"ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"};
   if (plan.ssh_port) append(command.arguments, {"-p", std::to_string(*plan.ssh_port)});
   append(command.arguments, plan.extra);
-  append(command.arguments, {host, agent_line(plan, std::to_string(node))});
+  append(command.arguments, {"--", host, agent_line(plan, std::to_string(node))});
   return command;
 }
 
@@ -55,7 +55,7 @@ StartCommand by_ssh(const StartPlan& plan, const std::string& host, int node) {
 StartCommand by_pdsh(const StartPlan& plan, const std::string& hosts) {
   StartCommand command{"pdsh", -1, {"pdsh"}, {"pdsh", "-S", "-f", "1024"}, {{"PDSH_RCMD_TYPE", "ssh"}}, ""};
   if (plan.ssh_port) {
-    command.variables.emplace_back("PDSH_SSH_ARGS_APPEND", "-p " + std::to_string(*plan.ssh_port));
+    command.additions.emplace_back("PDSH_SSH_ARGS_APPEND", "-p " + std::to_string(*plan.ssh_port));
   }
   append(command.arguments, plan.extra);
   const std::string assignment = std::string(kTicketVariable) + "=" + plan.ticket;

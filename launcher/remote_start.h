@@ -34,8 +34,9 @@ struct StartCommand {
   int node = -1;                        // the node whose agent it starts; -1: it starts all agents
   std::vector<std::string> candidates;  // names of the program; the first one that is in PATH runs
   std::vector<std::string> arguments;   // argv
-  std::vector<std::pair<std::string, std::string>> variables;  // set unless they are set already
-  std::string input;                                           // for its stdin
+  std::vector<std::pair<std::string, std::string>> variables;       // set unless they are set already
+  std::string input;                                                // for its stdin
+  std::vector<std::pair<std::string, std::string>> additions = {};  // put at the end of the variables' values
 };
 
 /// `hosts`: the host of each node. `nodes`: the nodes to start with ssh; other starters start all nodes.

@@ -2,6 +2,7 @@
 
 #include <sys/signalfd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -39,6 +40,18 @@ Signals::~Signals() {
 }
 
 std::optional<int> Signals::next() {
+  if (kept_.empty()) return read_next();
+  const int signal = kept_.front();
+  kept_.pop_front();
+  return signal;
+}
+
+bool Signals::is_interrupted() {
+  while (const std::optional<int> signal = read_next()) kept_.push_back(*signal);
+  return std::ranges::any_of(kept_, [](int signal) { return signal != SIGCHLD; });
+}
+
+std::optional<int> Signals::read_next() {
   signalfd_siginfo info;
   if (::read(fd_.get(), &info, sizeof info) != sizeof info) return std::nullopt;
   return static_cast<int>(info.ssi_signo);

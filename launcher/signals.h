@@ -3,6 +3,7 @@
 #pragma once
 
 #include <csignal>
+#include <deque>
 #include <optional>
 
 #include "base/unique_fd.h"
@@ -22,11 +23,16 @@ class Signals {
   int fd() const { return fd_.get(); }
   /// The next signal that has arrived, if any.
   std::optional<int> next();
+  /// Whether a signal has arrived that interrupts the job. next() still returns it.
+  bool is_interrupted();
   /// Call in a forked child before exec: restores the signals for the rank. Async-signal-safe.
   void restore_in_child() const;
 
  private:
+  std::optional<int> read_next();
+
   UniqueFd fd_;
+  std::deque<int> kept_;  // read by is_interrupted(), for next()
   sigset_t mask_before_;
 };
 

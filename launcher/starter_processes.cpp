@@ -44,7 +44,7 @@ std::string find_candidate(const StartCommand& command) {
 
 }  // namespace
 
-StarterProcesses::StarterProcesses(Console& console, size_t first_source, const Signals& signals,
+StarterProcesses::StarterProcesses(Console& console, size_t first_source, Signals& signals,
                                    const Guardian& guardian)
     : console_(console),
       next_source_(static_cast<int>(first_source)),
@@ -68,6 +68,16 @@ void StarterProcesses::start(const StartCommand& command, const std::string& fil
         plan.environment, [&name = name](const std::string& entry) { return entry.starts_with(name + "="); });
     // Inserted in front, because MPICH's mpirun 4.0 does not pass the last variable on to other hosts.
     if (!set) plan.environment.insert(plan.environment.begin(), name + "=" + value);
+  }
+  for (const auto& [name, more] : command.additions) {
+    const std::string start = name + "=";
+    const auto entry = std::ranges::find_if(
+        plan.environment, [&start = start](const std::string& text) { return text.starts_with(start); });
+    if (entry == plan.environment.end()) {
+      plan.environment.insert(plan.environment.begin(), start + more);
+    } else {
+      *entry += (entry->size() > start.size() ? " " : "") + more;
+    }
   }
   const UniqueFd input = pipe_with(command.input);
   plan.in = input.get();

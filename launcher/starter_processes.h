@@ -34,7 +34,7 @@ class StarterProcesses {
   /// The first process prints as source `first_source` of `console`, the next one as `first_source` + 1, ...
   /// Raises this process's limit of open files to what the system allows: each ssh takes two descriptors, and
   /// its agent a third.
-  StarterProcesses(Console& console, size_t first_source, const Signals& signals, const Guardian& guardian);
+  StarterProcesses(Console& console, size_t first_source, Signals& signals, const Guardian& guardian);
 
   /// Runs `file` with the arguments of `command`. If `file` is empty, runs the first of the command's
   /// candidates that exists instead. `inherited`: a descriptor that the process keeps; -1: none. Throws
@@ -68,7 +68,7 @@ class StarterProcesses {
 
   Console& console_;
   int next_source_;
-  const Signals& signals_;
+  Signals& signals_;
   const Guardian& guardian_;
   rlimit open_files_;  // as the user has set it
   std::list<Process> processes_;

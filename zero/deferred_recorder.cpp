@@ -126,12 +126,21 @@ void redirect_to_meta(const c10::OperatorHandle& op, torch::jit::Stack& argument
   }
 }
 
+bool asks_for_meta(const torch::jit::Stack& arguments) {
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [](const c10::IValue& value) { return value.isDevice() && value.toDevice().is_meta(); });
+}
+
 bool wants_dense(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
-  for (const c10::IValue& value : arguments) {
-    if (value.isDevice() && value.toDevice().is_meta()) return false;
-  }
+  if (asks_for_meta(arguments)) return false;
   const auto layout = argument_named(op, "layout");
   return !layout || arguments[*layout].isNone() || arguments[*layout].toLayout() == at::kStrided;
+}
+
+// LibTorch makes a tensor of a storage by torch.empty(0).set_(storage), and reads an element of one so.
+bool is_empty(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+  return op.operator_name().name == "aten::empty" && arguments[0].isIntList() &&
+         arguments[0].toIntVector() == std::vector<int64_t>{0};
 }
 
 // Runs t_(), set_() or resize_(), which change a tensor's sizes, strides or storage but write no values.
@@ -228,6 +237,18 @@ torch::jit::Stack foretell(const c10::OperatorHandle& op, const torch::jit::Stac
   return results;
 }
 
+// Tensors on Meta have no values for initialize() to compute (transformers loads weights into a model on
+// Meta), so they are LibTorch's own.
+void run_on_meta(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
+                 torch::jit::Stack* stack) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  InterceptionPause pause;
+  torch::jit::Stack results = replace_tensors(arguments, meta_like);
+  op.callBoxed(results);
+  torch::jit::drop(*stack, arguments.size());
+  for (c10::IValue& result : results) stack->push_back(std::move(result));
+}
+
 }  // namespace
 
 const DeferredOwner* deferred_owner_of(const at::Tensor& tensor) {
@@ -309,6 +330,8 @@ void DeferredRecorder::record(const c10::OperatorHandle& op, c10::DispatchKeySet
   const Arguments seen = look_at(op, *stack);
   if (op.hasTag(at::Tag::inplace_view)) {
     change_view(op, below, seen.deferred, stack);
+  } else if (!seen.deferred.empty() && asks_for_meta(seen.values)) {
+    run_on_meta(op, seen.values, stack);
   } else if (!building_ && is_clone(op) && !seen.deferred.empty()) {
     run_clone(op, below, stack);
   } else if (!seen.deferred.empty()) {
@@ -324,7 +347,7 @@ void DeferredRecorder::record(const c10::OperatorHandle& op, c10::DispatchKeySet
 void DeferredRecorder::record_factory(const c10::OperatorHandle& op, c10::DispatchKeySet below,
                                       const Arguments& seen, torch::jit::Stack* stack) {
   InterceptionPause pause;
-  if (!wants_dense(op, seen.values) || is_for_the_host(op)) {
+  if (!wants_dense(op, seen.values) || is_for_the_host(op) || is_empty(op, seen.values)) {
     op.redispatchBoxed(below, stack);
     return;
   }

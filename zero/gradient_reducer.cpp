@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "device/dtypes.h"
+#include "zero/interception.h"
 
 namespace zerorun {
 namespace {
@@ -42,7 +43,8 @@ struct GradientReducer::Hook : torch::autograd::PostAccumulateGradHook {
     if (earlier) (*earlier)(tensor);
     if (*reducer) (*reducer)->on_gradient(parameter, tensor);
   } catch (...) {
-    if (*reducer) tensor.mutable_grad().reset();
+    const at::Tensor& left = tensor.grad();  // the gradient, or a mark of the engine, which has an owner
+    if (*reducer && left.defined() && !owner_of(left)) tensor.mutable_grad().reset();
     throw;
   }
 
@@ -71,7 +73,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
   }
   if (follows_uses_) complete_counts_ = at::zeros({buckets.trained_count()}, at::kLong);
   tally_ = device_->allocate(sizeof(Tally), at::kByte);
-  late_counts_ = at::zeros({buckets.trained_count() + 1}, at::kLong);
+  late_counts_ = at::zeros({buckets.trained_count() + 3}, at::kLong);
   if (pooled()) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) make_memory(bucket);
   for (size_t index = 0; index < written_.size(); ++index) {

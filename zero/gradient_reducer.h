@@ -92,6 +92,16 @@ struct WindowSoFar {
   std::vector<uint8_t> tally;      // bytes of a Tally, which records the first gradient that was not finite
 };
 
+/// What a rank tells the others at the end of a window.
+struct WindowNotice {
+  bool stop = false;
+  int64_t drops = 0;  // how often this rank has dropped gradients of the window
+};
+struct WindowNotices {
+  int64_t stops;    // how many ranks have passed `stop` as true
+  bool same_drops;  // whether all ranks have passed the same `drops`
+};
+
 class GradientReducer final : public UseObserver {
  public:
   /// `buckets`, `store` and `communicator` must outlive this object; `store` keeps the sums over ranks.
@@ -121,9 +131,9 @@ class GradientReducer final : public UseObserver {
   void gathered(std::span<const int> buckets) override;
 
   /// Call this at the boundary on all ranks. Completes the sums of every bucket, including late gradients;
-  /// later work on the current stream may read them. Returns the number of ranks that passed `notice` as
-  /// true, counted by the same all-reduce that finds late gradients.
-  int64_t finish_window(bool notice = false);
+  /// later work on the current stream may read them. The all-reduce that finds late gradients also tells the
+  /// ranks of each other's notices.
+  WindowNotices finish_window(const WindowNotice& own = {});
   /// The sums over ranks of the bucket's gradients since the last step: this rank's slice, or the whole
   /// bucket if every rank updates all parameters. Always the same tensor; the optimizer may overwrite it.
   const at::Tensor& gradient(int bucket) const;
@@ -241,7 +251,7 @@ class GradientReducer final : public UseObserver {
   Event consumed_;  // recorded when the last window's update has read the sums
   at::Tensor tally_;
   at::Tensor late_counts_;  // on the CPU: for each bucket the number of ranks with late gradients, then the
-                            // number of ranks that passed `notice`
+                            // sums over ranks of the notices' `stop`, `drops`, and squares of `drops`
 
   /// Shared with the hooks. Points to null once the reducer is destroyed, because a hook may outlive it.
   std::shared_ptr<GradientReducer*> self_;

@@ -76,7 +76,7 @@ void GradientReducer::send_to_host(int bucket) {
   state.is_sent = true;
 }
 
-int64_t GradientReducer::finish_window(bool notice) {
+WindowNotices GradientReducer::finish_window(const WindowNotice& own) {
   if (!follows_uses_) {
     finish_plan();  // starts all reductions, if no backward of the window was at the boundary
   } else {
@@ -87,8 +87,10 @@ int64_t GradientReducer::finish_window(bool notice) {
   int64_t* late = late_counts_.mutable_data_ptr<int64_t>();
   for (size_t bucket = 0; bucket < states_.size(); ++bucket)
     late[bucket] = states_[bucket].late.memory.defined();
-  int64_t& notices = late[states_.size()];
-  notices = notice ? 1 : 0;
+  int64_t* notices = late + states_.size();
+  notices[0] = own.stop ? 1 : 0;
+  notices[1] = own.drops;
+  notices[2] = own.drops * own.drops;
   auto agreement = communicator_->all_reduce(late_counts_, "who has late gradients");
   finish_reduction();
   agreement->wait();
@@ -102,7 +104,9 @@ int64_t GradientReducer::finish_window(bool notice) {
     late_pool_.trim(0);
     if (!pooled()) pool_.trim(0);  // of the last windows with late gradients
   }
-  return notices;
+  // Only equal numbers have no variance.
+  return {.stops = notices[0],
+          .same_drops = communicator_->world_size() * notices[2] == notices[1] * notices[1]};
 }
 
 // A collective. Late gradients are rare, so everything runs on the current stream. But a program may have

@@ -25,6 +25,9 @@ static constexpr KeyFact parallel_rows[] = {
     integer(".autotp_size", "0", "number of tensor-parallel ranks").least(0).refused(),
     text(".dtype", "\"torch.float16\"", "dtype of the partitioned layers"),
     boolean(".tp_overlap_comm", "false", "overlap communication with computation"),
+    boolean(".vocab_parallel_lm_head", "false", "divide the output layer's vocabulary among ranks"),
+    choice(".vocab_parallel_ce_backend", "\"torch\"", "torch liger",
+           "kernels of the loss over a divided vocabulary"),
     object(".tensor_parallel", "more settings").or_null(),
     object(".tp", "more settings").or_null(),
     anything(".injection_policy_tuple", "layers to partition"),
@@ -49,6 +52,7 @@ static constexpr KeyFact parallel_rows[] = {
         .switched_by("deepcompile")
         .not_supported("ZeroRun does not compile; LibTorch's operators run unchanged"),
     boolean(".deepcompile", "false", "compile forward and backward with their collectives"),
+    boolean(".autoep_non_moe", "false", "compile all but the layers of expert parallelism"),
     boolean(".free_activation", "false", "free saved activations early"),
     integer(".free_activation_threshold", "10485760",
             "minimum size in bytes of an activation that is freed early"),

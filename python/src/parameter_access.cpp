@@ -14,16 +14,19 @@ namespace py = pybind11;
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-// A DeferredInit that Python opens and closes. A scope inside another one does nothing. A thread must close
-// its scope itself.
+// A DeferredInit that Python opens and closes. A scope inside another one, or inside itself, does nothing. A
+// thread must close its scope itself.
 class DeferredScope {
  public:
   void enter() {
-    if (!is_recording()) scope_ = std::make_unique<DeferredInit>();
+    if (depth_++ == 0 && !is_recording()) scope_ = std::make_unique<DeferredInit>();
   }
-  void exit() { scope_.reset(); }
+  void exit() {
+    if (--depth_ == 0) scope_.reset();
+  }
 
  private:
+  int depth_ = 0;
   std::unique_ptr<DeferredInit> scope_;
 };
 

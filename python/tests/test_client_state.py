@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import enum
 import json
 import random
 
@@ -21,15 +22,20 @@ STATES = {
     "torch": {"ema": torch.randn(3, 2).t(), "half": torch.ones(2, dtype=torch.bfloat16), "one": torch.tensor(3),
               "none": torch.empty(0, 4), "rng": torch.get_rng_state(), "dtype": torch.float16, "size": torch.Size([2, 3])},
     "numpy": {"array": numpy.arange(6.0).reshape(2, 3), "scalar": numpy.float32(0.1), "flag": numpy.bool_(True)},
-    "text": {"file": "a\udcff", "args": argparse.Namespace(lr=0.1, layers=(2, 3))},
+    "order": {"z": 1, "a": {"y": 1, "b": 2}, "m": [{"d": 1, "c": 2}]},
+    "text": {"empty": numpy.str_(""), "some": numpy.str_("ab"), "file": "a\udcff", "args": argparse.Namespace(lr=0.1, layers=(2, 3))},
 }
+
+
+CYCLE = []
+CYCLE.append(CYCLE)
 
 
 def same(a, b):
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
-        return list(map(repr, sorted(a, key=repr))) == list(map(repr, sorted(b, key=repr))) and all(same(a[k], b[k]) for k in a)
+        return same(list(a), list(b)) and all(same(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, torch.Tensor):
@@ -54,12 +60,26 @@ def test_plain_values_stay_readable(tmp_path):
     assert json.loads(text) == STATES["plain"] == zerorun.client_state.read(text)
 
 
+def test_subclasses_of_dict_come_back_as_dicts(tmp_path):
+    class Settings(dict):
+        pass
+
+    engine = make(0)
+    step(engine)
+    state = {"d": collections.defaultdict(list, {"b": [1], "a": []}), "s": Settings(lr=1), "k": Settings({1: 2})}
+    engine.save_checkpoint(tmp_path, client_state=state)
+    assert same(engine.load_checkpoint(tmp_path)[1], {"d": {"b": [1], "a": []}, "s": {"lr": 1}, "k": {1: 2}})
+
+
 def test_the_error_names_the_value(tmp_path):
     engine = make(0)
     for state, path in (({"args": argparse.Namespace(model=torch.nn.ReLU())}, r"client_state\['args'\]\.model"),
                         ({"a": [1, {"b": object()}]}, r"client_state\['a'\]\[1\]\['b'\] is a builtins.object"),
                         ({"s": torch.ones(2).to_sparse()}, r"client_state\['s'\] is a sparse"),
-                        ({"n": numpy.array([{}])}, r"client_state\['n'\] is a numpy")):
+                        ({"n": numpy.array([{}])}, r"client_state\['n'\] is a numpy"),
+                        ({"e": enum.IntEnum("E", "A").A}, r"client_state\['e'\] is a .*\.E"),
+                        ({"t": collections.namedtuple("N", "a")(1)}, r"client_state\['t'\] is a .*\.N"),
+                        ({"c": [CYCLE]}, "client_state contains itself")):
         with pytest.raises(zerorun.UserError, match=path):
             engine.save_checkpoint(tmp_path, client_state=state)
     with pytest.raises(zerorun.UserError, match="newer version"):

@@ -55,16 +55,151 @@ def test_every_way_to_drop_gradients(stage):
             assert losses == expected, (name, plain)
 
 
-def test_dropped_between_micro_steps(tmp_path):
-    engine = make(2, gradient_accumulation_steps=2)
-    engine.backward(loss_of(engine))
-    engine.step()
-    engine.module.zero_grad()
-    engine.save_checkpoint(tmp_path)
-    for _ in range(2):
+@ALL
+def test_dropped_between_micro_steps(stage, tmp_path, capfd):
+    """The optimizer step comes where it would without the drop, with the gradients that are left. One warning says so."""
+    for name, drop in DROPS.items():
+        engine, client = with_client(stage, gradient_accumulation_steps=2)
+        capfd.readouterr()
+        for _ in range(8):
+            drop(engine, client)
+            engine.backward(loss_of(engine))
+            engine.step()
+        assert engine.global_steps == 4, name
+        assert capfd.readouterr().err.count("between the micro-steps") == 1, name
+        drop(engine, client)
         engine.backward(loss_of(engine))
         engine.step()
-    assert engine.global_steps == 1
+        drop(engine, client)
+        engine.save_checkpoint(tmp_path / name)
+        engine.load_checkpoint(tmp_path / name)
+        engine.backward(loss_of(engine))
+        engine.step()
+        assert engine.global_steps == 5, name
+
+
+def test_a_step_after_all_gradients_are_dropped():
+    engine = make(2)
+    engine.backward(loss_of(engine))
+    engine.module.zero_grad()
+    with pytest.raises(zerorun.UserError, match="the program has dropped its gradients"):
+        engine.step()
+    step(engine)
+
+
+@ALL
+def test_data_given_to_a_mark(stage):
+    engine, twin = make(stage), make(stage)
+    for plain in (True, False):
+        engine.backward(loss_of(engine))
+        for parameter in engine.module.parameters():
+            parameter.grad.data = torch.ones(parameter.shape)
+        junk = [torch.randn(16, 6) for _ in range(100)]  # reuses memory that was freed too early
+        loss = loss_of(engine)
+        with pytest.raises(RuntimeError if plain else zerorun.UserError, match="has set grad"):
+            loss.backward() if plain else engine.backward(loss)
+        del junk
+        engine.zero_grad()
+        assert step(engine) == step(twin)
+
+
+@ALL
+def test_a_mark_of_an_earlier_window_is_no_gradient(stage):
+    engine = make(stage)
+    engine.backward(loss_of(engine))
+    saved = [parameter.grad for parameter in engine.module.parameters()]
+    engine.module.zero_grad()
+    engine.backward(loss_of(engine))
+    for parameter, mark in zip(engine.module.parameters(), saved):
+        parameter.grad = mark
+    with pytest.raises(zerorun.UserError, match="has set grad"):
+        engine.step()
+
+
+@ALL
+def test_parameters_without_a_gradient_have_no_mark(stage):
+    model = net()
+    model.add_module("unused", torch.nn.Linear(2, 2))
+    engine = make(stage, model, gradient_accumulation_steps=2)
+    layers = list(model)[:3]
+    for _ in range(4):
+        engine.backward(torch.nn.Sequential(*layers)(torch.ones(2, 6)).pow(2).mean())
+        names = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+        assert names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        torch.nn.Sequential(*layers).zero_grad()  # drops all that there are
+        engine.backward(torch.nn.Sequential(*layers)(torch.ones(2, 6)).pow(2).mean())
+        engine.step()
+    assert engine.global_steps == 2
+
+
+def test_zeroed_rows_are_refused():
+    engine = make(2, torch.nn.Sequential(torch.nn.Embedding(5, 3)))
+    engine.backward(engine(torch.tensor([0, 1])).pow(2).sum())
+    with pytest.raises(RuntimeError, match="zero_.*safe_set_full_grad"):
+        engine.module[0].weight.grad[:1].zero_()
+    engine.step()
+
+
+@ALL
+def test_an_error_in_a_plain_backward_does_not_block_what_follows(stage):
+    def refused(engine):
+        with pytest.raises(RuntimeError) as error:
+            loss_of(engine).backward()
+        return str(error.value)
+
+    twin = make(stage)
+    expected = [step(twin) for _ in range(3)]
+    engine = make(stage)
+    engine.set_gradient_accumulation_boundary(True)
+    losses = []
+    for _ in range(3):
+        loss = loss_of(engine)
+        loss.backward()
+        assert "second backward" in refused(engine)  # which leaves the first one as it was
+        engine.step()
+        losses.append(loss.item())
+    assert losses == expected
+
+    engine = make(stage)
+    engine.module[2].bias.grad = torch.ones(3)
+    assert "has set grad() of parameter 2.bias" in refused(engine)
+    empty(engine)  # what the error says
+    loss_of(engine).backward()
+    engine.step()
+    assert [step(engine), step(engine)] == expected[1:]
+
+
+@ALL
+@pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_hook_that_raises_once(stage, layer, name):
+    twin = make(stage)
+    expected = [step(twin) for _ in range(3)]
+    for plain in (False, True):
+        for after in ("plain", "engine", "zero_grad"):
+            raises = []
+
+            def hook(parameter):
+                if raises:
+                    raises.clear()
+                    raise ValueError("of the program")
+
+            model = net()
+            getattr(model[layer], name).register_post_accumulate_grad_hook(hook)
+            engine = make(stage, model)
+            raises.append(True)
+            loss = loss_of(engine)
+            with pytest.raises(ValueError):
+                loss.backward() if plain else engine.backward(loss)
+            if after == "zero_grad":
+                engine.zero_grad()
+            if after == "plain":
+                loss = loss_of(engine)
+                loss.backward()
+                engine.step()
+                assert [loss.item(), step(engine), step(engine)] == expected, (plain, after)
+            else:
+                assert [step(engine) for _ in range(3)] == expected, (plain, after)
 
 
 @ALL
@@ -239,17 +374,81 @@ def test_an_engine_without_an_optimizer(stage, conf, tmp_path):
     trained = make(stage)
     step(trained)
     trained.save_checkpoint(tmp_path)
-    engine.load_checkpoint(tmp_path, load_module_only=True)
+    engine.load_checkpoint(tmp_path)
     with torch.no_grad():
         assert torch.equal(engine(torch.ones(2, 6)), trained(torch.ones(2, 6)))
+    if "optimizer" not in conf:  # gradients for the program itself, as without an engine
+        plain = net()
+        plain.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
+        for of in (engine, plain):
+            of(torch.ones(2, 6)).pow(2).mean().backward()
+        for a, b in zip(model.parameters(), plain.parameters()):
+            assert torch.equal(a.grad, b.grad)
 
 
-def test_memory_given_to_a_gathered_parameter():
+def test_weight_decay_changed_before_a_checkpoint_is_loaded(tmp_path):
+    def made():
+        return with_client(kind=lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.0))
+
+    engine, _ = made()
+    step(engine)
+    engine.save_checkpoint(tmp_path)
+    losses = []
+    for before in (True, False):
+        engine, client = made()
+        if before:
+            client.param_groups[0]["weight_decay"] = 5.0
+        engine.load_checkpoint(tmp_path)
+        client.param_groups[0]["weight_decay"] = 5.0
+        losses.append([step(engine), step(engine)])
+    assert losses[0] == losses[1]
+
+
+def test_many_groups_ask_the_engine_once():
+    model = net()
+    engine = zerorun.initialize(model=model, config=PLAIN, optimizer=torch.optim.AdamW(
+        [{"params": [parameter], "lr": 0.01} for parameter in model.parameters()]))[0]
+    asked, core = [], engine._core
+
+    class Counted:
+        def __getattr__(self, name):
+            if name == "get_lr":
+                asked.append(name)
+            return getattr(core, name)
+
+    engine._core = Counted()
+    engine.optimizer.push()
+    assert len(asked) == 1
+
+
+def test_hooks_of_the_optimizer_are_refused():
+    def hooked(parameters):
+        optimizer = torch.optim.AdamW(parameters)
+        optimizer.register_step_post_hook(lambda *arguments: None)
+        return optimizer
+
+    with pytest.raises(zerorun.UserError, match="hook on its step"):
+        with_client(kind=hooked)
+    _, client = with_client()
+    for name in ("register_step_pre_hook", "register_step_post_hook"):
+        with pytest.raises(zerorun.UserError, match=f"optimizer.{name}"):
+            getattr(client, name)(lambda *arguments: None)
+
+
+def test_memory_given_to_a_gathered_parameter(tmp_path):
     engine = make(3)
     weight = engine.module[0].weight
     with pytest.raises(zerorun.UserError, match="tensor 0 of its parameters has got other memory"):
         with zerorun.zero.GatheredParameters([weight]):
             weight.data = torch.zeros(16, 6)
+    engine = make(3)
+    weight = engine.module[0].weight
+    engine.backward(loss_of(engine))
+    with pytest.raises(zerorun.UserError, match="tensor 0 of its parameters has got other memory"):
+        with zerorun.zero.GatheredParameters([weight]):
+            weight.data = weight.grad  # which has no address
+    with pytest.raises(zerorun.UserError, match="has left its bucket"):  # and no scope is open
+        engine.save_checkpoint(tmp_path)
 
 
 class Normed(torch.nn.Module):
@@ -261,10 +460,17 @@ class Normed(torch.nn.Module):
         return self.head(self.norm(x) + self.norm.running_mean.matmul(self.head.weight.t()).sum())
 
 
+class Unfinished(Normed):
+    def forward(self, x):
+        raise NotImplementedError("expected Float kernel")
+
+
 def test_messages(caplog):
     engine = make(0, Normed(), bf16={"enabled": True})
     with pytest.raises(RuntimeError, match="buffer_dtype"):
         engine(torch.ones(2, 6, dtype=torch.bfloat16))
+    with pytest.raises(NotImplementedError, match="buffer_dtype"):
+        make(0, Unfinished(), bf16={"enabled": True})(torch.ones(2, 6))
     mixed = net()
     mixed[0].bfloat16()
     with caplog.at_level("WARNING", logger="zerorun"), contextlib.suppress(RuntimeError):

@@ -95,6 +95,20 @@ def test_trains_as_plain_torch_and_resumes(kind, tmp_path):
     assert resumed.get_lr() == engine.get_lr()
 
 
+def test_hooks_of_the_program_run_once_a_step():
+    calls = []
+
+    def make(groups):
+        client = torch.optim.Adamax(groups, lr=1e-2)
+        client.register_step_post_hook(lambda *args: calls.append(args[0]))
+        return client
+
+    engine = start(make)
+    for number in range(2):
+        step(engine, number)
+    assert len(calls) == 2
+
+
 def test_master_weights():
     engine = start(KINDS["NAdam"], stage=3, bf16={"enabled": True})
     first = step(engine, 0)
@@ -108,6 +122,10 @@ def test_what_stays_refused():
         start(lambda p: Averaged(p, lr=0.1))
     with pytest.raises(zerorun.UserError, match="Adafactor"):
         start(lambda p: torch.optim.Adafactor(p, lr=0.1))
+    with pytest.raises(zerorun.UserError, match="LBFGS cannot run on slices"):
+        model = net()
+        zerorun.initialize(model=model, optimizer=torch.optim.LBFGS(model.parameters()), config={
+            "train_micro_batch_size_per_gpu": 2, "zero_allow_untested_optimizer": True})
     stepped = torch.nn.Parameter(torch.ones(2))
     stepped.grad = torch.ones(2)
     client = torch.optim.NAdam([stepped], lr=0.1)

@@ -92,3 +92,40 @@ def test_a_copy_of_a_model():
     assert torch.equal(reference(torch.ones(2, 6)), expected)
     step(engine)
     assert torch.equal(reference(torch.ones(2, 6)), expected) and not torch.equal(loss_of(engine), expected.pow(2).mean())
+
+
+def test_a_scope_inside_itself():
+    scope = zerorun.zero.Init()
+    with scope:
+        first = torch.nn.Linear(2, 2)
+        with scope:
+            second = torch.nn.Linear(2, 2)
+        third = torch.nn.Linear(2, 2)
+    plain = torch.nn.Linear(2, 2)
+    assert [zerorun._core.is_deferred(layer.weight) for layer in (first, second, third, plain)] == [True, True, True, False]
+
+
+def test_writes_of_another_rank_before_the_ranks_are_connected(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    with zerorun.zero.Init():
+        layer = torch.nn.Linear(2, 2)
+    with pytest.raises(zerorun.UserError, match="init_distributed"):
+        with zerorun.zero.GatheredParameters(layer.weight, modifier_rank=1):
+            pass
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForSequenceClassification"])
+def test_from_pretrained(name, tmp_path):
+    """It makes the model on the device meta, and then loads weights; the second model's head is not among them."""
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    transformers.BertForMaskedLM(transformers.BertConfig(**sizes)).save_pretrained(tmp_path)
+    torch.manual_seed(4)
+    expected = whole(getattr(transformers, name).from_pretrained(tmp_path))
+    torch.manual_seed(4)
+    with zerorun.zero.Init():
+        model = getattr(transformers, name).from_pretrained(tmp_path)
+    zerorun.initialize(model=model, config=config(3))
+    found = whole(model)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)

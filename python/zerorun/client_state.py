@@ -16,7 +16,10 @@ _TAG = "__zerorun__"
 
 def write(state):
     """Returns the JSON of `state`. Raises UserError with the path of a value that cannot be kept."""
-    return json.dumps(_encode(state, "client_state"), allow_nan=False)
+    try:
+        return json.dumps(_encode(state, "client_state"), allow_nan=False)
+    except RecursionError:
+        raise UserError("save_checkpoint(): client_state contains itself, or is nested too deep: pass a flat one") from None
 
 
 def read(text):
@@ -40,11 +43,12 @@ def _encode(value, path):
         return value if math.isfinite(value) else _tagged("float", repr(value))
     if kind is list:
         return [_encode(item, f"{path}[{index}]") for index, item in enumerate(value)]
-    if kind in (dict, collections.OrderedDict, collections.Counter):
-        if kind is dict and all(type(key) is str and _is_text(key) for key in value) and _TAG not in value:
+    if isinstance(value, dict):
+        name = kind.__name__ if kind in (collections.OrderedDict, collections.Counter) else "dict"
+        if name == "dict" and all(type(key) is str and _is_text(key) for key in value) and _TAG not in value:
             return {key: _encode(item, f"{path}[{key!r}]") for key, item in value.items()}
-        return _tagged(kind.__name__, [[_encode(key, f"{path}: key {key!r}"), _encode(item, f"{path}[{key!r}]")]
-                                for key, item in value.items()])
+        return _tagged(name, [[_encode(key, f"{path}: key {key!r}"), _encode(item, f"{path}[{key!r}]")]
+                              for key, item in value.items()])
     for name, of in (("tuple", tuple), ("set", set), ("frozenset", frozenset)):
         if kind is of:
             return _tagged(name, [_encode(item, f"{path}[{index}]") for index, item in enumerate(value)])
@@ -129,7 +133,7 @@ def _decode_numpy(content):
     import numpy
 
     dtype, shape, text = content
-    return numpy.frombuffer(bytearray(_bytes_of(text)), dtype=numpy.dtype(dtype)).reshape(shape)
+    return numpy.ndarray(shape, dtype, bytearray(_bytes_of(text)))  # frombuffer() takes no empty text or array
 
 
 _DECODERS = {

@@ -4,6 +4,8 @@ init_distributed() joins torch.distributed on a port of its own, since the job's
 works under `zerorun`, torchrun, mpirun, mpiexec and srun, and for one rank without any of them.
 """
 
+import ctypes
+import ipaddress
 import os
 import socket
 from datetime import timedelta
@@ -13,19 +15,30 @@ from torch.distributed import (  # noqa: F401
     ReduceOp, all_gather, all_gather_object, all_reduce, barrier, broadcast, broadcast_object_list, gather,
     get_process_group_ranks, new_group, recv, reduce, reduce_scatter, scatter, send)
 
-from ._core import variables_of_place
+from ._core import UserError, variables_of_place
 
+_LOOPBACK = "127.0.0.1"
 _store = None
+
+
+def _variable(name, otherwise):
+    """The number in an environment variable. A variable that is empty counts as unset, as in the engine."""
+    text = os.environ.get(name, "").strip()
+    try:
+        return type(otherwise)(text) if text else otherwise
+    except ValueError:
+        raise UserError(f"{name}={text}: expected a number") from None
 
 
 def take_over_launcher():
     """Sets torchrun's variables on ranks that srun, mpirun or mpiexec started."""
-    if "RANK" in os.environ:
+    if os.environ.get("RANK"):
         return
     variables = variables_of_place()
     if variables["WORLD_SIZE"] != "1":
         for name, value in variables.items():
-            os.environ.setdefault(name, value)
+            if not os.environ.get(name):
+                os.environ[name] = value
 
 
 def is_initialized():
@@ -36,25 +49,56 @@ def is_available():
     return _torch_distributed.is_available()
 
 
-def _free_port(host):
-    with socket.socket() as listening:
-        listening.bind((host, 0))
-        return listening.getsockname()[1]
+def _is_loopback(host):
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _addresses_to_listen(host):
+    """Where rank 0's store should listen, the best first; "" is all interfaces."""
+    ranks = _variable("WORLD_SIZE", 1)
+    if _variable("LOCAL_WORLD_SIZE", 0) == ranks or _is_loopback(host):
+        return [_LOOPBACK, host]
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        found = set()
+    # A name may mean another address elsewhere, and a router may pass connections on to this host.
+    return [found.pop(), ""] if len(found) == 1 and not any(map(_is_loopback, found)) else [""]
+
+
+def _listen(host):
+    """Returns a socket that listens on a free port, and its address."""
+    failure = None
+    for address in _addresses_to_listen(host):
+        try:
+            both = not address and socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
+            return socket.create_server((address, 0), family=family, dualstack_ipv6=both), address
+        except OSError as error:
+            failure = error
+    raise UserError(f"rank 0 cannot listen for torch.distributed on {host} (MASTER_ADDR): {failure}")
 
 
 def _meet(timeout):
     """Returns a store of torch.distributed for this job. Rank 0 sends its port to the other ranks through ZeroRun's own
-    connection."""
+    connection. The store believes whoever reaches it, so it listens only where ranks need it."""
     from ._core import Meeting
 
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, world_size = _variable("RANK", 0), _variable("WORLD_SIZE", 1)
     if world_size == 1:
         return _torch_distributed.HashStore(), rank, world_size
     host = os.environ["MASTER_ADDR"]
     meeting = Meeting()
-    port = meeting.from_rank_0(_free_port("") if rank == 0 else 0)
+    listening, address = _listen(host) if rank == 0 else (None, None)
+    port = meeting.from_rank_0(listening.getsockname()[1] if listening else 0)
+    if meeting.from_rank_0(int(address == _LOOPBACK)):
+        host = _LOOPBACK
+    descriptor = listening.detach() if listening else None  # the store closes it
     store = _torch_distributed.TCPStore(host, port, world_size, is_master=rank == 0, timeout=timeout,
-                                        wait_for_workers=False)
+                                        wait_for_workers=False, master_listen_fd=descriptor)
     meeting.wait()
     return store, rank, world_size
 
@@ -67,10 +111,18 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
         take_over_launcher()
     if dist_init_required is False or _torch_distributed.is_initialized():
         return
-    timeout = timeout or timedelta(seconds=float(os.environ.get("ZERORUN_TIMEOUT", 600)))
+    timeout = timeout or timedelta(seconds=_variable("ZERORUN_TIMEOUT", 600.0))
     _store, own_rank, ranks = _meet(timeout)
     _torch_distributed.init_process_group(_backend(dist_backend), store=_store, rank=own_rank, world_size=ranks,
                                           timeout=timeout)
+    os.register_at_fork(after_in_child=_keep_what_the_parent_owns)
+
+
+def _keep_what_the_parent_owns():
+    """Keeps a forked child from destroying its copies of the store and of process groups: their threads do not exist in the
+    child, which would wait for them for ever when it ends."""
+    for owned in (_store, *_torch_distributed.distributed_c10d._world.pg_map):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(owned))
 
 
 def _backend(asked):
@@ -82,15 +134,15 @@ def _backend(asked):
 
 
 def get_rank(group=None):
-    return _torch_distributed.get_rank(group) if is_initialized() else int(os.environ.get("RANK", 0))
+    return _torch_distributed.get_rank(group) if is_initialized() else _variable("RANK", 0)
 
 
 def get_world_size(group=None):
-    return _torch_distributed.get_world_size(group) if is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
+    return _torch_distributed.get_world_size(group) if is_initialized() else _variable("WORLD_SIZE", 1)
 
 
 def get_local_rank():
-    return int(os.environ.get("LOCAL_RANK", 0))
+    return _variable("LOCAL_RANK", 0)
 
 
 def destroy_process_group(group=None):

@@ -26,7 +26,7 @@ from .state_dicts import show_parameters
 log = logging.getLogger("zerorun")
 
 # In a checkpoint's client state: the state of the program's scheduler, and the numbers of its optimizer if that runs itself.
-_SCHEDULE_KEY, _OPTIMIZER_KEY = "_lr_scheduler", "_optimizer"
+_SCHEDULE_KEY, _OPTIMIZER_KEY = "_lr_scheduler", "_zerorun_optimizer"
 
 
 def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
@@ -295,7 +295,7 @@ class Engine(Facts, torch.nn.Module):
         if tag is None and not os.path.exists(os.path.join(load_dir, "latest")):
             log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", load_dir)
             return None, None
-        whole = not load_module_only
+        whole = not (load_module_only or self._config["computes_only"])
         path, text = self._core.load_checkpoint(load_dir, "" if tag is None else str(tag), load_module_strict,
                                                 load_optimizer_states and whole, load_lr_scheduler_states and whole)
         state = states.read(text) or {}

@@ -139,9 +139,9 @@ class _Trial:
         raise UserError(f"optimizer {self._name} {why}: expected an element-wise one, or an \"optimizer\" in the config")
 
     def _run(self, parameters, gradients_at):
-        copied = self._copy(parameters)
-        before = [[_plain_numbers(group) for group in copied.param_groups], _plain_numbers(vars(copied))]
         try:
+            copied = self._copy(parameters)
+            before = [[_plain_numbers(group) for group in copied.param_groups], _plain_numbers(vars(copied))]
             for step in range(_STEPS):
                 for group, tensors in enumerate(parameters):
                     for tensor, gradient in zip(tensors, gradients_at(step, group)):
@@ -153,11 +153,13 @@ class _Trial:
         return parameters, copied, before
 
     def _copy(self, parameters):
-        """A copy of the optimizer for other parameters."""
+        """A copy of the optimizer for other parameters, without the program's hooks."""
         known = {id(parameter): parameter for group in self._optimizer.param_groups for parameter in group["params"]}
         copied = object.__new__(type(self._optimizer))
         for name, value in vars(self._optimizer).items():
-            if name not in ("param_groups", "state", "step"):  # a scheduler of torch wraps step()
+            if name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+                copied.__dict__[name] = collections.OrderedDict()
+            elif name not in ("param_groups", "state", "step"):  # a scheduler of torch wraps step()
                 copied.__dict__[name] = copy.deepcopy(value, dict(known))
         copied.state = collections.defaultdict(dict)
         copied.param_groups = [{**copy.deepcopy({name: value for name, value in group.items() if name != "params"}),

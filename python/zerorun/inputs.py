@@ -16,15 +16,18 @@ def read_config(args, config):
     if isinstance(config, dict):
         try:
             return json.dumps(config), "the config dict"
-        except TypeError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"initialize(): the config dict holds what JSON has not: {error}") from error
     if not isinstance(config, (str, os.PathLike)):
         raise UserError(f"initialize(): config is a {type(config).__name__}, expected a dict or the path of a ds_config.json")
+    name = os.fsencode(config).decode(errors="replace")
     try:
         with open(config, encoding="utf-8") as file:
-            return file.read(), os.fspath(config)
+            return file.read(), name
     except OSError as error:
-        raise UserError(f"initialize(): cannot read the config {config}: {error.strerror}") from error
+        raise UserError(f"initialize(): cannot read the config {name}: {error.strerror}") from error
+    except ValueError as error:  # a name with a 0 byte, or text that is not UTF-8
+        raise UserError(f"initialize(): cannot read the config {name!r}: expected a file of UTF-8 text: {error}") from error
 
 
 def refuse_models(model):

@@ -14,7 +14,8 @@ log = logging.getLogger("zerorun")
 _LEAF = ("If ranks use different parameters of a module (experts without tokens), name it with "
          "zerorun.utils.set_z3_leaf_modules(): all its parameters are then gathered on all ranks")
 _BUFFERS = ("Buffers of the model have another dtype than its parameters, which the engine converts: set "
-            "\"data_types\": {\"buffer_dtype\": \"bf16\"} (or \"fp16\") in the config to convert both")
+            "\"data_types\": {\"buffer_dtype\": \"bf16\"} (or \"fp16\") in the config to convert both, or convert parameters "
+            "in a forward that computes in float32 (weight.float())")
 
 
 def log_conversions(model, before, dtype):
@@ -45,16 +46,19 @@ def explained_errors(model):
     """Adds the remedy to errors whose text cannot name it."""
     try:
         yield
-    except CommError as error:
-        if "disagree" not in str(error):
-            raise
-        raise CommError(f"{error}. {_LEAF}") from error
-    except RuntimeError as error:
-        if "ranks disagree" in str(error) and _LEAF not in str(error):
-            raise RuntimeError(f"{error}. {_LEAF}") from error
-        if _is_of_dtypes(str(error)) and _has_wide_buffers(model):
-            raise RuntimeError(f"{error}. {_BUFFERS}") from error
+    except (CommError, RuntimeError) as error:
+        remedy = _remedy_of(error, model)
+        if remedy and remedy not in str(error):
+            error.args = (f"{error}. {remedy}",)
         raise
+
+
+def _remedy_of(error, model):
+    if "disagree" in str(error) and (isinstance(error, CommError) or "ranks disagree" in str(error)):
+        return _LEAF
+    if not isinstance(error, CommError) and _is_of_dtypes(str(error)) and _has_wide_buffers(model):
+        return _BUFFERS
+    return ""
 
 
 def _is_of_dtypes(text):

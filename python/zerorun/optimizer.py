@@ -104,6 +104,9 @@ def as_config(optimizer):
     """Returns the optimizer as the text of a ds_config.json. Raises UserError for a class that has no rule here."""
     rule = _rule_of(optimizer)
     _check_fresh(optimizer)
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise UserError(f"optimizer {type(optimizer).__name__} has a hook on its step(), which the engine does not call: "
+                        "remove the hook, and do its work beside engine.step()")
     _check_same(optimizer, optimizer.param_groups)
     kind, params = rule(optimizer, optimizer.param_groups[0])
     params = {name: _plain(value) for name, value in params.items()}
@@ -194,8 +197,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
             raise UserError(f"the optimizer has {len(self.param_groups)} parameter groups, and had {len(self._pushed)} in "
                             "initialize(): the engine does not train what is added; name all groups before")
         core, scheduled = self._engine._core, self._engine._config["has_scheduler"]
+        each = len(core.get_lr()) // len(self.param_groups)  # Muon's groups are two each: of matrices, and of the rest
         for index, group in enumerate(self.param_groups):
-            for of_engine in self._groups_of_engine(index):
+            for of_engine in range(index * each, (index + 1) * each):
                 for value, before, set_value in zip(self._values(group), self._pushed[index],
                                                     (core.set_lr, core.set_betas, core.set_weight_decay)):
                     if value != before and not (scheduled and set_value != core.set_weight_decay):
@@ -206,11 +210,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 changed = ", ".join(name for name in now if now[name] != before.get(name))
                 raise UserError(f"parameter group {index}: {changed} changed after initialize(), which has no effect on the "
                                 "engine: change only lr, betas and weight_decay (schedulers: cycle_momentum=False)")
-
-    def _groups_of_engine(self, index):
-        """Muon's groups are two each in the engine: of matrices, and of the rest."""
-        each = len(self._engine._core.get_lr()) // len(self.param_groups)
-        return range(index * each, (index + 1) * each)
 
     def add_param_group(self, param_group):
         if self._pushed is not None:
@@ -226,7 +225,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             group["lr"] = rates[index * shown]
             if betas[index * shown] is not None and "betas" in group:
                 group["betas"] = betas[index * shown]
-            self._pushed[index] = self._values(group)
+            self._pushed[index] = (*self._values(group)[:2], self._pushed[index][2])  # a new weight_decay stays to be pushed
 
     def zero_grad(self, set_to_none=True):
         self._engine.zero_grad()
@@ -256,10 +255,15 @@ class ClientWatch:
         "load_state_dict": "the state is spread over ranks; engine.load_checkpoint() loads it",
         "add_param_group": "the engine does not train what is added; name all groups before initialize()",
     }
+    _HOOKS = {
+        "register_step_pre_hook": "the engine's kernels do the update; do the hook's work before engine.step()",
+        "register_step_post_hook": "the engine's kernels do the update; do the hook's work after engine.step()",
+    }
 
     def __init__(self, engine, client):
         self._client, self._before = client, {}
-        for name, remedy in self._CALLS.items():
+        self._calls = self._CALLS if engine._flat is not None else {**self._CALLS, **self._HOOKS}
+        for name, remedy in self._calls.items():
             if name in vars(client):
                 self._before[name] = vars(client)[name]
             setattr(client, name, self._refusal(name, remedy))
@@ -273,7 +277,7 @@ class ClientWatch:
         return refuse
 
     def end(self):
-        for name in self._CALLS:
+        for name in self._calls:
             vars(self._client).pop(name, None)
         vars(self._client).update(self._before)
 

@@ -54,14 +54,17 @@ class GatheredParameters:
             self._make_values()
             return self
         self._scope = _core.GatherScope(engine._core, self._params, self._modifier_rank)
-        self._addresses = [parameter.data_ptr() for parameter in self._params]
+        self._addresses = [_address_of(parameter) for parameter in self._params]
         return self
 
     def _make_values(self):
+        if self._modifier_rank not in (None, 0) and not torch.distributed.is_initialized():
+            raise UserError(f"GatheredParameters(modifier_rank={self._modifier_rank}) before initialize(): call "
+                            "zerorun.init_distributed() first, which connects the ranks")
         for parameter in self._params:
             if _core.is_deferred(parameter):
                 parameter.data = _core.make_tensor(parameter)
-        if self._modifier_rank not in (None, 0) and torch.distributed.is_initialized():
+        if self._modifier_rank not in (None, 0):
             self._addresses = []  # rank 0's values are those that initialize() gives all ranks
 
     def __exit__(self, kind, error, trace):
@@ -72,13 +75,20 @@ class GatheredParameters:
                 for parameter in self._params:
                     torch.distributed.broadcast(parameter.data, self._modifier_rank)
             return False
-        moved = [index for index, parameter in enumerate(self._params) if parameter.data_ptr() != addresses[index]]
+        moved = [index for index, parameter in enumerate(self._params) if _address_of(parameter) != addresses[index]]
         scope.close(kind is not None or bool(moved))
         if moved and kind is None:
             raise UserError(f"GatheredParameters: tensor {moved[0]} of its parameters has got other memory in the scope "
                             "(parameter.data = ...), which the engine does not see: copy values in place "
                             "(parameter.data.copy_(...))")
         return False
+
+
+def _address_of(parameter):
+    try:
+        return parameter.data_ptr()
+    except RuntimeError:
+        return None  # it has lost its memory in the scope, which must still be closed
 
 
 def register_external_parameter(module, parameter):

@@ -1,9 +1,11 @@
 #include "samples/common/files.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zerorun/program.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -23,9 +25,15 @@ std::string read_text(const fs::path& file) {
 }
 
 nlohmann::json read_json(const fs::path& file) {
+  constexpr int kDeepest = 100;  // copying and printing a value recurse at every level
   const std::string text = read_text(file);
+  const auto check_depth = [&](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) {
+    if (depth > kDeepest)
+      throw UserError(file.string() + ": expected JSON of at most " + std::to_string(kDeepest) + " levels");
+    return true;
+  };
   try {
-    return nlohmann::json::parse(text);
+    return nlohmann::json::parse(text, check_depth);
   } catch (const nlohmann::json::exception& error) {
     throw UserError(file.string() + ": expected JSON: " + error.what());
   }
@@ -43,6 +51,31 @@ void write_text(const fs::path& file, const std::string& text) {
   std::error_code ignored;
   fs::remove(partial, ignored);
   throw UserError(file.string() + ": cannot be written: " + error.message());
+}
+
+fs::path user_cache_folder(const std::string& name) {
+  const auto variable = [](const char* key) {
+    const char* value = std::getenv(key);
+    return fs::path(value ? value : "");
+  };
+  fs::path caches = variable("XDG_CACHE_HOME");
+  if (!caches.is_absolute()) caches = variable("HOME") / ".cache";
+  std::error_code error;
+  if (const fs::path folder = caches / name; caches.is_absolute()) {
+    fs::create_directories(folder, error);
+    if (fs::is_directory(folder, error) && ::access(folder.c_str(), W_OK) == 0) return folder;
+  }
+  // Everybody may write to the folder for temporary files, so another user may have made this one.
+  const fs::path folder = fs::temp_directory_path() / (name + "-" + std::to_string(::getuid()));
+  ::mkdir(folder.c_str(), 0700);
+  struct stat found {};
+  if (::lstat(folder.c_str(), &found) != 0 || !S_ISDIR(found.st_mode) || found.st_uid != ::getuid() ||
+      (found.st_mode & 022) != 0) {
+    throw UserError(folder.string() +
+                    ": is no folder of this user that only this user can write: remove it, or "
+                    "set XDG_CACHE_HOME");
+  }
+  return folder;
 }
 
 void create_folder(const fs::path& folder) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <tuple>
 
+#include "samples/common/files.h"
 #include "samples/gpt2/model_folder.h"
 
 namespace zerorun {
@@ -115,7 +116,7 @@ fs::path ProgramOptions::cache_folder() const {
     if (!path.has_filename()) path = path.parent_path();  // the path ended with a slash
     if (!output.empty()) return folder_of(path) / "tokens";
   }
-  return fs::temp_directory_path() / ("zerorun-tokens-" + std::to_string(::getuid()));
+  return user_cache_folder("zerorun-tokens");
 }
 
 std::optional<ProgramOptions> parse_options(int argc, char** argv) {

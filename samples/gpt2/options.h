@@ -49,8 +49,8 @@ struct ProgramOptions {
     return saves_folder() ? std::filesystem::path(save) : folder_of(save.empty() ? csv : save);
   }
   /// Returns --cache if it is given, else a folder named "tokens" beside --save-dir, --save or --csv (the
-  /// first of these that is given). Without any of these flags, returns a folder of this user in the system's
-  /// folder for temporary files.
+  /// first of these that is given). Without any of these flags, returns a folder among the user's caches
+  /// (user_cache_folder()), and makes it.
   std::filesystem::path cache_folder() const;
 };
 

@@ -31,7 +31,7 @@ Manifest some_manifest() {
                     .parameters = {{"w", {{2, 3}, {1, 2}, true, false, {"v"}, 1}}, {"b", {{}, {}, false}}},
                     .files = {},
                     .numbers = {},
-                    .client_state = R"({"epoch":[1,null,"x"]})"};
+                    .client_state = R"({"step":5,"epoch":[1,null,{"z":1,"a":2}]})"};
   manifest.files["f"] = {.bytes = 5000,
                          .checksums = {0xfedcba9876543210},
                          .ranges = {{"w", "exp_avg", "F32", 2, 4, 4096}, {"b", "value", "BF16", 0, 1, 4160}}};

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <chrono>
+#include <clocale>
 #include <map>
 #include <string>
 #include <vector>
@@ -129,6 +131,49 @@ TEST_CASE("srun: a step on two nodes meets on its first node") {
   CHECK(first.local_world_size == 2);
   CHECK(first.master_port == environment.master_port);
   CHECK(first.job == environment.job);
+}
+
+TEST_CASE("ranks of a launcher that is not known do not train alone, each as rank 0") {
+  for (const char* name :
+       {"PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID", "FLUX_TASK_RANK"}) {
+    CAPTURE(name);
+    CHECK_THAT(refusal({{name, "1"}}), Contains(std::string(name) + "=1: ") &&
+                                           Contains("would train alone") &&
+                                           Contains(std::string("unset ") + name));
+    CHECK(read({{name, "0"}}).world_size == 1);
+    CHECK(read({{name, "x"}}).world_size == 1);
+    const Table known = {{name, "1"},         {"RANK", "0"},        {"WORLD_SIZE", "2"},
+                         {"LOCAL_RANK", "0"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}};
+    CHECK(read(known).world_size == 2);
+  }
+  for (const char* name : {"PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
+    CHECK_THAT(refusal({{"PMI_RANK", "0"}, {name, "2"}}), Contains(std::string(name) + "=2: "));
+    CHECK(read({{name, "1"}}).world_size == 1);
+  }
+  CHECK(read(kBatch).world_size == 1);  // SLURM_NTASKS is 4
+}
+
+TEST_CASE("slurm: the shell of an interactive allocation is one rank, and numbers have 32 bits") {
+  const Table shell = with(kSlurm, {{"SLURM_STEP_ID", "4294967290"},
+                                    {"SLURM_PROCID", "0"},
+                                    {"SLURM_NODEID", "0"},
+                                    {"SLURM_NTASKS", "8"},
+                                    {"SLURM_STEP_NUM_TASKS", "1"},
+                                    {"SLURM_STEP_TASKS_PER_NODE", "1"}});
+  CHECK(read(shell).world_size == 1);
+  const Environment large = read(with(kSlurm, {{"SLURM_JOB_ID", "3000000000"}}));
+  CHECK(large.world_size == 3);
+  CHECK(large.master_port >= 20000);
+  CHECK(large.master_port < 28000);
+  CHECK_THAT(refusal(with(kSlurm, {{"SLURM_JOB_ID", "4294967296"}})), Contains("SLURM_JOB_ID=4294967296"));
+}
+
+TEST_CASE("a timeout is read with a point, whatever the locale") {
+  const char* comma = std::setlocale(LC_NUMERIC, "de_DE.UTF-8");
+  if (comma == nullptr) WARN("no locale de_DE.UTF-8: the point is tested in this one only");
+  CHECK(read({{"ZERORUN_TIMEOUT", "20.5"}}).timeout == std::chrono::milliseconds(20500));
+  CHECK_THAT(refusal({{"ZERORUN_TIMEOUT", "20,5"}}), Contains("ZERORUN_TIMEOUT=20,5"));
+  std::setlocale(LC_NUMERIC, "C");
 }
 
 TEST_CASE("srun: a step on one node of a larger job stays on that host") {

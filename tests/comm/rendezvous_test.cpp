@@ -4,13 +4,19 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <map>
+#include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <vector>
 
 #include "base/error.h"
+#include "base/join_board.h"
 #include "tests/comm/rank_processes.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun {
 namespace {
@@ -245,6 +251,48 @@ TEST_CASE("rendezvous: a port in use is named") {
                                   Contains("127.0.0.1:" + std::to_string(occupied.port())) &&
                                   Contains("port is in use") && Contains("--master_port"));
   CHECK(endings[0].seconds < 15);
+}
+
+TEST_CASE("rendezvous: a master address that this host does not know is named within seconds") {
+  const std::vector<std::string> addresses = {"no-such-host.invalid", "no-such-host.invalid", " 127.0.0.1",
+                                              "[::1]"};
+  const auto endings = run_processes(4, [&](int index) {
+    testing::set_rank_variables(std::min(index, 1), 2, testing::free_port(), milliseconds(60000));
+    setenv("MASTER_ADDR", addresses[index].c_str(), 1);
+    return sum_after_meeting(*connect());
+  });
+  for (size_t index = 0; index < addresses.size(); ++index) {
+    CHECK_THAT(endings[index].text,
+               StartsWith("CommError: rank ") &&
+                   Contains("the address of " + addresses[index] + " (MASTER_ADDR) cannot be found"));
+    CHECK(endings[index].seconds < 20);
+  }
+}
+
+TEST_CASE("rendezvous: the launcher's board shows who joins, and a left-over path is not written to") {
+  const JoinBoard board(2);
+  const std::string path = board.path();
+  const int port = testing::free_port();
+  const auto endings = run_processes(2, [&](int rank) {
+    setenv(kBoardVariable, path.c_str(), 1);
+    testing::set_rank_variables(rank, 2, port, milliseconds(20000));
+    if (rank == 1) {
+      std::this_thread::sleep_for(milliseconds(500));
+      if (board.joins(0) != 1) return std::string("rank 0 does not show that it joins");
+    }
+    return sum_after_meeting(*connect());
+  });
+  for (const Ending& ending : endings)
+    CHECK_THAT(ending.text, !Contains("rank 0 does not") && !Contains("Error"));
+  CHECK(board.joins(0) == 2);
+  CHECK(board.joins(1) == 2);
+
+  const testing::TemporaryFolder folder;
+  const std::string precious = folder.write("precious", "thesis");
+  setenv(kBoardVariable, precious.c_str(), 1);
+  { const Joining joining(0); }
+  unsetenv(kBoardVariable);
+  CHECK(testing::read_file(precious) == "thesis");
 }
 
 TEST_CASE("rendezvous: ranks that never join are named at the deadline") {

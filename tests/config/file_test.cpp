@@ -1,3 +1,4 @@
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -65,12 +66,14 @@ TEST_CASE("errors about files that cannot be read name the file") {
   CHECK_THAT(refusal_of(folder.path()),
              Catch::StartsWith(folder.path().string() + ": ") && Catch::Contains("found a directory"));
   fs::create_symlink(folder.path() / "loop", folder.path() / "loop");
-  CHECK_THAT(refusal_of(folder.path() / "loop"), Catch::Contains("cannot be opened: "));
+  CHECK_THAT(refusal_of(folder.path() / "loop"), Catch::Contains("cannot be read: "));
   CHECK_THAT(refusal_of("/dev/zero"), Catch::Contains("more than 16 MiB"));
+  REQUIRE(mkfifo((folder.path() / "pipe").c_str(), 0600) == 0);
+  CHECK_THAT(refusal_of(folder.path() / "pipe"), Catch::Contains("it is a pipe into which nobody writes"));
   if (geteuid() != 0) {  // root can read every file
     const fs::path closed = folder.write("closed.json", "{}");
     fs::permissions(closed, fs::perms::none);
-    CHECK_THAT(refusal_of(closed), Catch::Contains("cannot be opened: Permission denied"));
+    CHECK_THAT(refusal_of(closed), Catch::Contains("cannot be read: Permission denied"));
   }
 }
 

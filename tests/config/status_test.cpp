@@ -222,7 +222,7 @@ TEST_CASE("a note names a learning rate that the schedule overrides") {
   for (const auto& [schedule, own] : std::vector<Row>{
            {R"("WarmupLR", "params": {"warmup_max_lr": 0.5})",
             "WarmupLR is set by warmup_max_lr, which is 0.5"},
-           {R"("WarmupDecayLR", "params": {"total_num_steps": 9})",
+           {R"("WarmupDecayLR", "params": {"total_num_steps": 9, "warmup_num_steps": 2})",
             "WarmupDecayLR is set by warmup_max_lr, which is 0.001"},
            {R"("OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": [0.2, 0.25]})",
             "OneCycle is set by cycle_max_lr, which is [0.2, 0.25]"},
@@ -231,8 +231,9 @@ TEST_CASE("a note names a learning rate that the schedule overrides") {
     check_warning(settings(schedule),
                   "optimizer.params.lr: 0.25 has no effect: the learning rate of " + std::string(own));
   }
-  for (const char* schedule : {R"("WarmupLR")", R"("WarmupLR", "params": {"warmup_max_lr": 0.25})",
-                               R"("WarmupCosineLR", "params": {"total_num_steps": 9})"}) {
+  for (const char* schedule :
+       {R"("WarmupLR")", R"("WarmupLR", "params": {"warmup_max_lr": 0.25})",
+        R"("WarmupCosineLR", "params": {"total_num_steps": 9, "warmup_num_steps": 2})"}) {
     INFO(schedule);
     CHECK(told(settings(schedule)).empty());
   }

@@ -11,6 +11,7 @@
 #include "tests/engine/net.h"
 #include "tests/engine/partition_support.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
 namespace {
@@ -198,6 +199,7 @@ TEST_CASE("A backward that throws is dropped with the micro-steps before it, and
               }
             };
             for (int step = 0; step < 4; ++step) {
+              engine.set_gradient_accumulation_boundary(false);
               if (fails && step == 2) {
                 backward(model.forward(values({3, 6}, 77), nested));  // dropped because of the throw below
                 engine.step();
@@ -225,6 +227,7 @@ TEST_CASE("A backward that throws is dropped with the micro-steps before it, and
                 }
               }
               for (int micro = 0; micro < 2; ++micro) {
+                engine.set_gradient_accumulation_boundary(micro == 1);
                 backward(model.forward(values({3, 6}, 10 * step + micro), nested));
                 engine.step();
               }
@@ -256,6 +259,93 @@ TEST_CASE("A dropped batch: zero_grad() beside plain LibTorch") {
       check_close(*model, plain_sgd(2, 1, 4, [](Net& net, int step, int, int of_rank) {
         return net->forward(sample(step + (step + 1) / 2, 0, of_rank), true).square().mean();
       }));
+    }));
+  }
+}
+
+TEST_CASE("Gradients dropped between micro-steps leave the optimizer step where it is") {
+  for (const int stage : {0, 1, 2, 3}) {
+    INFO("stage " << stage);
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      at::set_num_threads(1);
+      Net model;
+      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator);
+      const int rank = communicator->rank();
+      const auto loss = [&](int step) { return model->forward(sample(step, 0, rank), true).square().mean(); };
+      for (int step = 0; step < 4; ++step) {
+        for (int micro = 0; micro < 2; ++micro) {
+          engine.zero_grad();
+          engine.backward(micro == 0 ? 100 * loss(step) : loss(step));
+          engine.step();
+        }
+        expect(engine.global_steps() == step + 1, "a step after each two micro-steps");
+      }
+      check_close(*model, plain_sgd(2, 1, 4, [](Net& net, int step, int, int of_rank) {
+        return net->forward(sample(step, 0, of_rank), true).square().mean() / 2;
+      }));
+    }));
+  }
+}
+
+TEST_CASE("Ranks that drop gradients differently get an error, and may go on") {
+  for (const int stage : {0, 1, 2, 3}) {
+    INFO("stage " << stage);
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      at::set_num_threads(1);
+      Net model;
+      InitializeOptions options;
+      options.marks_gradients = true;
+      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, options);
+      const int rank = communicator->rank();
+      const auto loss = [&](int step) { return model->forward(sample(step, 0, rank), true).square().mean(); };
+      engine.backward(loss(7));
+      engine.step();
+      if (rank == 1) model->zero_grad();
+      engine.backward(loss(7));
+      expect_throws([&] { engine.step(); }, "some ranks have dropped gradients", "step()");
+      for (int micro = 0; micro < 4; ++micro) {
+        engine.backward(loss(micro / 2));
+        engine.step();
+      }
+      check_close(*model, plain_sgd(2, 1, 2, [](Net& net, int step, int, int of_rank) {
+        return net->forward(sample(step, 0, of_rank), true).square().mean();
+      }));
+    }));
+  }
+}
+
+TEST_CASE("What one rank alone does to marks is an error of saves and loads on all ranks") {
+  const TemporaryFolder temporary;
+  const auto folder = temporary / "checkpoints";
+  for (const int stage : {0, 3}) {
+    INFO("stage " << stage);
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      at::set_num_threads(1);
+      Net model;
+      InitializeOptions options;
+      options.marks_gradients = true;
+      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, options);
+      const int rank = communicator->rank();
+      const auto micro_step = [&] {
+        engine.backward(model->forward(sample(0, 0, rank), true).square().mean());
+        engine.step();
+      };
+      micro_step();
+      if (rank == 0) model->last->bias.mutable_grad().reset();
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        expect_throws([&] { engine.save_checkpoint(folder); },
+                      "rank 0: engine.save_checkpoint(): the program", "save_checkpoint()");
+        expect_throws([&] { engine.load_checkpoint(folder); },
+                      "rank 0: engine.load_checkpoint(): the program", "load_checkpoint()");
+      }
+      if (rank == 0) engine.zero_grad();
+      expect_throws([&] { engine.save_checkpoint(folder); }, "gradients dropped 1 times (zero_grad())",
+                    "save_checkpoint() of gradients that one rank has dropped");
+      if (rank == 1) engine.zero_grad();
+      engine.save_checkpoint(folder);
+      engine.load_checkpoint(folder);
+      micro_step();
+      expect(engine.global_steps() == 1, "a step");
     }));
   }
 }

@@ -221,7 +221,7 @@ TEST_CASE("what show prints is a clean configuration with the same meaning") {
     "fp16": {"enabled": "true", "initial_scale_power": 12, "hysteresis": 3},
     "data_types": {"grad_accum_dtype": "fp16", "master_from_fp32": true},
     "optimizer": {"type": "adam", "params": {"lr": "auto", "betas": [0.8, 0.95], "weight_decay": 3e-7}},
-    "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10, "warmup_num_steps": 2}},
     "zero_optimization": {"stage": 3.0, "cpu_offload": false, "reduce_bucket_size": 15099494.4, "overlap_comm": true},
     "gradient_clipping": true,
   })");

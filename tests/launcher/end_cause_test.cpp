@@ -180,6 +180,14 @@ TEST_CASE("end: an uncaught exception with its text") {
                           "During handling of the above exception, another exception occurred:",
                           "Traceback (most recent call last):", "  File \"a.py\", line 3",
                           "ValueError: b"}) == "uncaught exception: ValueError: b");
+  // What the program went on after is not the reason.
+  for (const char* earlier : {"warning: [Errno 28] No space left on device", "MemoryError (handled)"}) {
+    CHECK(cause(exited(1), {earlier, "Traceback (most recent call last):", "  File \"a.py\", line 3",
+                            "ValueError: wrong label"}) == "uncaught exception: ValueError: wrong label");
+  }
+  CHECK_THAT(cause(exited(1), {"Traceback (most recent call last):", "  File \"a.py\", line 3",
+                               "OSError: [Errno 28] No space left on device: 'x'"}),
+             StartsWith("disk full: "));
   CHECK(cause(exited(1), {"Note: nothing", "Warning: nothing"}).empty());
 }
 

@@ -33,6 +33,27 @@ TEST_CASE("the launcher's exit code is that of the first rank to fail") {
   }
 }
 
+TEST_CASE("a rank that ends with success before it joins is named at once, if another one waits for it") {
+  // Rank 0 shows on the launcher's board that it joins, as zerorun::connect() does.
+  const std::string joins =
+      "printf '\\1\\0\\0\\0' | dd of=$ZERORUN_BOARD bs=4 count=1 conv=notrunc 2>/dev/null; ";
+  Launched job({.options = {"--num_gpus", "2"},
+                .script = "if [ $RANK = 1 ]; then exit 0; fi; " + joins + "sleep 300"});
+  const Result result = job.finish(kEndDeadline);
+  CHECK(result.exit_code == 1);
+  CHECK_THAT(result.err,
+             Contains("zerorun: rank 1 exited with code 0: it did not join the job, and rank 0 waits"));
+  job.wait_until_nothing_is_left();
+
+  const std::string joined =
+      "printf '\\2\\0\\0\\0' | dd of=$ZERORUN_BOARD bs=4 count=1 conv=notrunc 2>/dev/null; ";
+  for (const std::string& state : {std::string(), joined}) {
+    Launched fine(
+        {.options = {"--num_gpus", "2"}, .script = "[ $RANK = 1 ] && exit 0; " + state + "sleep 2"});
+    CHECK(fine.finish(kEndDeadline + 2).exit_code == 0);
+  }
+}
+
 TEST_CASE("a rank killed by a signal is reported in words") {
   Launched job(
       {.options = {"--num_gpus", "3"}, .script = "if [ $RANK = 2 ]; then kill -9 $$; fi; sleep 300"});

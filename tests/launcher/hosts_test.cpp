@@ -1,5 +1,7 @@
 // Compares the parsing of hostfiles and filters with DeepSpeed's (data/launcher_parse.json, recorded from
 // DeepSpeed 0.19.8), and tests where the ranks of a job are placed.
+#include <sys/stat.h>
+
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -14,6 +16,7 @@
 #include "launcher/job_placement.h"
 #include "launcher/node_job.h"
 #include "launcher/placement.h"
+#include "tests/support/temporary_folder.h"
 
 using Catch::Matchers::Contains;
 using nlohmann::json;
@@ -75,7 +78,8 @@ TEST_CASE("mistakes in a hostfile name the file and the line") {
   CHECK_THROWS_WITH(parse(""), Contains("hosts: no host in it"));
   // A host's name is passed to ssh: it must not look like an option, nor have characters that a shell
   // interprets.
-  for (const char* name : {"-oProxyCommand=id", "a;id", "$(id)", "`id`", "a|b", "u@-o", "@a", "u@", "a&b"}) {
+  for (const char* name : {"-oProxyCommand=id", "a;id", "$(id)", "`id`", "a|b", "u@-o", "-F::evil",
+                           "u@-F::evil", "@a", "u@", "a&b"}) {
     CAPTURE(name);
     CHECK_THROWS_WITH(parse((std::string(name) + " slots=1\n").c_str()),
                       Contains("is not the name or address"));
@@ -83,6 +87,53 @@ TEST_CASE("mistakes in a hostfile name the file and the line") {
   CHECK(parse("fe80::1%eth0 slots=1\n") == Hosts{{"fe80::1%eth0", 1}});
   CHECK_THROWS_WITH(zerorun::read_hostfile("/nowhere/hosts"), Contains("--hostfile /nowhere/hosts"));
   CHECK_THROWS_WITH(zerorun::read_hostfile("/tmp"), Contains("--hostfile /tmp"));
+}
+
+TEST_CASE("DeepSpeed's usual hostfile is read, unless the options say where the job runs") {
+  const zerorun::testing::TemporaryFolder folder;
+  const std::string usual = folder.write("hostfile", "a slots=1\n");
+  LaunchOptions options;
+  CHECK(zerorun::choose_hostfile(options, folder / "none") == "");
+  CHECK(zerorun::choose_hostfile(options, folder / "") == "");
+  CHECK(zerorun::choose_hostfile(options, usual) == usual);
+  options.hostfile = "mine";
+  CHECK(zerorun::choose_hostfile(options, usual) == "mine");
+  for (const int way : {0, 1, 2}) {
+    LaunchOptions elsewhere;
+    if (way == 0) elsewhere.standalone = true;
+    if (way == 1) elsewhere.node_rank = 0;
+    if (way == 2) elsewhere.rdzv_endpoint = "a:1";
+    CHECK(zerorun::choose_hostfile(elsewhere, usual) == "");
+  }
+}
+
+TEST_CASE("a hostfile of many hosts is read at once, and one that has no end is refused") {
+  std::string text;
+  for (int host = 0; host < 65'536; ++host) text += "h" + std::to_string(host) + " slots=1\n";
+  CHECK(zerorun::parse_hostfile(text, "hosts").size() == 65'536);
+  CHECK_THROWS_WITH(zerorun::parse_hostfile(text + "more slots=1\n", "hosts"),
+                    Contains("at most 65536 hosts"));
+  CHECK_THROWS_WITH(zerorun::read_hostfile("/dev/zero"), Contains("it has more than 16 MiB"));
+  const zerorun::testing::TemporaryFolder folder;
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(zerorun::read_hostfile(folder / "pipe"), Contains("into which nobody writes"));
+}
+
+TEST_CASE("torchrun's words for a number of ranks count what this machine has") {
+  LaunchOptions options;
+  const auto ranks = [&](const std::string& kind, const zerorun::ThisMachine& machine) {
+    options.ranks_by_kind = kind;
+    return zerorun::place_job(options, std::nullopt, machine).placement.world_size();
+  };
+  const zerorun::ThisMachine gpus{"here", 4, "0,1,2", 16};
+  const zerorun::ThisMachine bare{"here", 0, "", 16};
+  CHECK(ranks("gpu", gpus) == 3);
+  CHECK(ranks("auto", gpus) == 3);
+  CHECK(ranks("cpu", gpus) == 16);
+  CHECK(ranks("auto", bare) == 16);
+  CHECK_THROWS_WITH(ranks("gpu", bare), Contains("--num_gpus gpu: this machine has no GPU"));
+  CHECK_THROWS_WITH(zerorun::place_job(options, Hosts{{"a", 1}}, bare),
+                    Contains("with a hostfile give a number"));
 }
 
 TEST_CASE("--include and --exclude select what DeepSpeed's parser selects") {

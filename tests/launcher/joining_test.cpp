@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/launcher/launched.h"
+#include "tests/support/temporary_folder.h"
 
 using Catch::Matchers::Contains;
 using zerorun::testing::Launched;
@@ -106,4 +107,34 @@ TEST_CASE("a launcher whose ranks have ended waits for its reader, until a signa
   first.signal(SIGTERM);
   CHECK(first.finish_unread(5).exit_code == 128 + SIGTERM);
   first.wait_until_nothing_is_left();
+}
+
+TEST_CASE("a launcher that joins runs what its own command line says, not what the first one says") {
+  const std::string at = "127.0.0.1:" + port();
+  const zerorun::testing::TemporaryFolder folder;
+  const auto launcher = [&](const std::string& node, const std::string& name, const std::string& device) {
+    return setup({"--rdzv_endpoint", at, "--node_rank", node, "--device", device, "--venv_script",
+                  folder.write(name, "export WHO=" + name + "\n")},
+                 "echo $WHO $ZERORUN_DEVICE");
+  };
+  Launched first(launcher("0", "one", "auto"));
+  Launched second(launcher("1", "two", "cpu"));
+  const Result of_first = first.finish();
+  const Result of_second = second.finish();
+  CHECK_THAT(of_first.out, Contains("one auto\n"));
+  CHECK_THAT(of_second.out, Contains("two cpu\n"));
+  CHECK(of_second.exit_code == 0);
+}
+
+TEST_CASE("a variable that an earlier agent left behind does not disturb the first launcher") {
+  const std::string at = "127.0.0.1:" + port();
+  Setup first = setup({"--rdzv_endpoint", at, "--node_rank", "0"}, "echo $RANK ${ZERORUN_MEETING_FD-unset}");
+  Setup second = setup({"--rdzv_endpoint", at, "--node_rank", "1"}, "echo $RANK ${ZERORUN_MEETING_FD-unset}");
+  for (Setup* one : {&first, &second}) one->environment = {{"ZERORUN_MEETING_FD", "1"}};
+  Launched one(first);
+  Launched other(second);
+  const Result results[] = {one.finish(), other.finish()};
+  for (const Result& result : results) CHECK(result.exit_code == 0);
+  CHECK_THAT(results[0].out, Contains("0 unset\n"));
+  CHECK_THAT(results[1].out, Contains("1 unset\n"));
 }

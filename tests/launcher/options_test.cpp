@@ -80,6 +80,65 @@ TEST_CASE("options are read in DeepSpeed's and in torchrun's spelling") {
   for (const char* comm : {"auto", "shm", "gloo"}) CHECK(options({"--comm", comm, "prog"}).comm == comm);
 }
 
+TEST_CASE("an empty text after = is the option's value, and an option is no value") {
+  CHECK(options({"--rdzv_id=", "--nproc_per_node=2", "./p", "a"}).ranks_per_node == 2);
+  CHECK(options({"--rdzv_id=", "--nproc_per_node=2", "./p", "a"}).command == Words{"./p", "a"});
+  CHECK(options({"--launcher_args=", "--num_gpus=2", "./p"}).ranks_per_node == 2);
+  for (const char* option : {"--venv_script=", "--master_addr=", "--hostfile=", "--local_addr="})
+    CHECK_THAT(mistake({option, "./p", "./p"}), Contains("found an empty text"));
+  for (const char* option : {"--num_gpus=", "--num_nodes="})
+    CHECK_THAT(mistake({option, "./p", "./p"}), Contains("found ''"));
+  CHECK_THAT(mistake({"--rdzv_id", "--nproc_per_node=2", "./p"}),
+             Contains("--rdzv_id: expected a value, found '--nproc_per_node=2'"));
+  CHECK_THAT(mistake({"--num_gpus"}), Contains("--num_gpus"));
+  CHECK(options({"--launcher_args=--mpi=pmix", "p"}).launcher_args == Words{"--mpi=pmix"});
+  CHECK(options({"--launcher_args", "--mpi pmix", "p"}).launcher_args == Words{"--mpi", "pmix"});
+  CHECK(options({"--launcher_args", "-v", "p"}).launcher_args == Words{"-v"});
+  CHECK(options({"--launcher_args", "--allow-run-as-root", "p"}).launcher_args ==
+        Words{"--allow-run-as-root"});
+  CHECK(options({"--num_gpus", "1", "--num_gpus", "2", "p"}).ranks_per_node == 2);  // as argparse: the last
+  CHECK(options({"-H", "a", "-i", "x:1", "-q", "p", "-q"}).command == Words{"p", "-q"});
+  CHECK_THAT(mistake({"--quiet=", "p"}), Contains("--quiet"));
+}
+
+TEST_CASE("torchrun's and DeepSpeed's lines for one host are read as they mean it") {
+  const std::vector<Words> lines = {
+      {"--standalone", "--nnodes=1", "--nproc_per_node=2", "./p"},
+      {"--standalone", "--nnodes", "1", "--node_rank", "0", "--nproc-per-node", "2", "./p"},
+      {"--standalone", "--rdzv_endpoint=localhost:29400", "--nproc_per_node=2", "./p"},
+      {"--nnodes=1", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", "--nproc_per_node=2", "./p"},
+      {"--nnodes=1:1", "--nproc_per_node=2", "--max_restarts=0", "--rdzv-id=7", "./p"},
+      {"--nproc_per_node=2", "--local_addr=10.0.0.1", "--monitor-interval=5", "--start-method=spawn", "./p"},
+      {"--num_gpus", "2", "--num_nodes", "-1", "./p"}};
+  for (const Words& line : lines) {
+    std::string text;
+    for (const std::string& word : line) text += word + " ";
+    CAPTURE(text);
+    const LaunchOptions found = options(line);
+    CHECK(found.ranks_per_node == 2);
+    CHECK(found.nodes.value_or(1) == 1);
+    CHECK_FALSE(found.node_rank);
+    CHECK(found.rdzv_endpoint.empty());
+    CHECK(found.command == Words{"./p"});
+  }
+  CHECK_FALSE(options({"--num_gpus", "-1", "p"}).ranks_per_node);
+  CHECK(options({"--num_gpus", "-1", "p"}).ranks_by_kind.empty());
+  for (const char* kind : {"gpu", "cpu", "auto"})
+    CHECK(options({std::string("--nproc_per_node=") + kind, "p"}).ranks_by_kind == kind);
+  CHECK(options({"-m", "package.tool"}).module);
+
+  CHECK_THAT(mistake({"--standalone", "--nnodes=2", "p"}), Contains("leave out --nnodes"));
+  CHECK_THAT(mistake({"--standalone", "--hostfile", "h", "p"}), Contains("leave out --hostfile"));
+  CHECK_THAT(mistake({"--nnodes=1:4", "p"}), Contains("fixed number of hosts") && Contains("'1:4'"));
+  CHECK_THAT(mistake({"--nnodes=2", "--rdzv_endpoint=a:0", "p"}), Contains("cannot find a free port"));
+  CHECK_THAT(mistake({"--max_restarts=3", "p"}), Contains("zerorun does not restart a job"));
+  CHECK_THAT(mistake({"--nnodes=2", "--local_addr=a", "p"}), Contains("--local_addr"));
+  CHECK_THAT(mistake({"--nproc_per_node=all", "p"}), Contains("gpu, cpu or auto; found 'all'"));
+  for (const char* option :
+       {"--rdzv_conf=a=1", "--rdzv-conf", "--role=x", "--run-path", "--numa-binding=node"})
+    CHECK_THAT(mistake({option, "p"}), Contains("torchrun has this option"));
+}
+
 TEST_CASE("all words after the program's name belong to the program") {
   const Words command = {"prog", "--num_gpus", "9",  "--help", "two words", "",  "-i",
                          "--",   "-x",         "++", "--a=b",  "[1,2]",     "%", "--version"};

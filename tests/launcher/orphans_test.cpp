@@ -89,6 +89,21 @@ TEST_CASE("processes that a rank leaves behind are ended with the job") {
   deaf.wait_until_nothing_is_left();
 }
 
+TEST_CASE("processes that have left the ranks' session end with the job too, whether it fails or not") {
+  for (const int code : {0, 3}) {
+    CAPTURE(code);
+    Launched job(
+        {.options = {"--num_gpus", "2"},
+         .script = "setsid sh -c 'sleep 300 & sleep 300' & sleep 0.2; exit " + std::to_string(code)});
+    CHECK(job.finish(8).exit_code == code);
+    job.wait_until_nothing_is_left();
+  }
+  Launched deaf({.options = {"--grace", "0.3"},
+                 .script = "setsid sh -c 'trap \"\" TERM; sleep 300 & wait' & sleep 0.2"});
+  CHECK(deaf.finish(8).exit_code == 0);
+  deaf.wait_until_nothing_is_left();
+}
+
 TEST_CASE("orphans of a rank are collected while the job goes on") {
   Launched job(
       {.script = "(sleep 0.1 &); sleep 0.5; : >$DIR/now; while [ ! -e $DIR/go ]; do sleep 0.02; done"});

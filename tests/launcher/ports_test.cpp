@@ -3,15 +3,19 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <catch2/catch.hpp>
 #include <cerrno>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/listening.h"
@@ -72,6 +76,48 @@ TEST_CASE("listening: the first one is found before anybody listens") {
   const ListeningSocket other = zerorun::listen_as_first("127.0.0.1", 0);
   CHECK_THROWS_AS(zerorun::listen_as_first("127.0.0.1", other.port), UserError);
   CHECK(error_of_connection("127.0.0.1", other.port) == 0);
+}
+
+TEST_CASE("listening: the error names the process that has the port") {
+  const std::string me = "process " + std::to_string(::getpid()) + " (launcher_ranks) of user ";
+  const ListeningSocket listens = listen_on("127.0.0.1", 0);
+  CHECK_THROWS_WITH(listen_on("127.0.0.1", listens.port), Contains("the port is in use, by " + me));
+  const ListeningSocket reserves = zerorun::reserve_port("127.0.0.1", 0);
+  CHECK_THROWS_WITH(zerorun::reserve_port("127.0.0.1", reserves.port),
+                    Contains("the port is in use, by another job, " + me));
+}
+
+// In a network of its own, which has few free ports.
+TEST_CASE("listening: a free port that another user has claimed is not chosen") {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    constexpr int kSkipped = 77;
+    const uid_t user = ::geteuid();
+    if (::unshare(user == 0 ? CLONE_NEWNET : CLONE_NEWUSER | CLONE_NEWNET) != 0) ::_exit(kSkipped);
+    std::ofstream range("/proc/sys/net/ipv4/ip_local_port_range");
+    if (!(range << "40000 40003" << std::flush)) ::_exit(kSkipped);
+    std::vector<ListeningSocket> claimed;
+    for (const int port : {40000, 40001, 40003}) {
+      claimed.push_back(zerorun::reserve_port("", port));
+      claimed.back().fd.reset();
+    }
+    try {
+      for (int round = 0; round < 10; ++round) {
+        if (zerorun::reserve_port("", 0).port != 40002) ::_exit(1);
+      }
+    } catch (const UserError&) {
+      ::_exit(2);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) {
+    WARN("no network of its own: skipped");
+  } else {
+    CHECK(WEXITSTATUS(status) == 0);
+  }
 }
 
 TEST_CASE("listening: a socket is inherited once, and only if it is the right one") {

@@ -5,6 +5,7 @@
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "launcher/node_order.h"
 #include "launcher/rank_labels.h"
 #include "launcher/remote_start.h"
+#include "launcher/starter_processes.h"
 
 using Catch::Matchers::Contains;
 using zerorun::FrameSocket;
@@ -64,6 +66,7 @@ TEST_CASE("ssh gets one word for the other host's shell, and the ticket on stdin
   REQUIRE(commands.size() == 2);
   const Words& words = commands[0].arguments;
   CHECK(words.front() == "ssh");
+  CHECK(words[words.size() - 3] == "--");  // a host's name is no option
   CHECK(words[words.size() - 2] == "me@b");
   CHECK(words.back() == "exec '/opt/a b/zerorun' --agent 10.0.0.1,head 4000 1");
   CHECK(std::ranges::search(words, Words{"-p", "2222", "--extra", "two words"}).begin() != words.end());
@@ -71,6 +74,27 @@ TEST_CASE("ssh gets one word for the other host's shell, and the ticket on stdin
   CHECK(commands[0].node == 1);
   CHECK(commands[1].node == 2);
   for (const std::string& word : words) CHECK_THAT(word, !Contains("TICKET"));
+}
+
+TEST_CASE("a process that starts agents gets the launcher's additions behind the user's own values") {
+  zerorun::Console console({"pdsh"}, false);
+  zerorun::Signals signals;
+  std::string program = "zerorun";
+  char* argv[] = {program.data(), nullptr};
+  const zerorun::Guardian guardian(1, argv);
+  zerorun::StarterProcesses starters(console, 0, signals, guardian);
+  ::setenv("PDSH_SSH_ARGS_APPEND", "-i /key", 1);
+  zerorun::StartCommand command = zerorun::start_commands(plan(zerorun::Starter::pdsh), {"a"}, {0}).front();
+  command.arguments = {"sh", "-c", "test \"$PDSH_SSH_ARGS_APPEND\" = '-i /key -p 2222'"};
+  starters.start(command, "/bin/sh");
+  ::unsetenv("PDSH_SSH_ARGS_APPEND");
+  std::vector<zerorun::StarterProcesses::Ended> ended;
+  for (int round = 0; round < 500 && ended.empty(); ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ended = starters.reap();
+  }
+  REQUIRE(ended.size() == 1);
+  CHECK(ended.front().wait_status == 0);
 }
 
 TEST_CASE("pdsh, mpirun and srun start all agents, and only pdsh has the ticket in its command") {
@@ -100,6 +124,8 @@ TEST_CASE("variables of libraries are forwarded, and .deepspeed_env runs nothing
   const zerorun::VariableList read =
       zerorun::parse_environment_file("# a comment\n\nA=$(touch x) \"y\"\r\nB=\nA_1=c=d\n", "file");
   CHECK(read == zerorun::VariableList{{"A", "$(touch x) \"y\""}, {"B", ""}, {"A_1", "c=d"}});
+  CHECK(zerorun::parse_environment_file("\xEF\xBB\xBF A = x \nB=\"a b\"\nC=\'$D\' \nD=\"\"\n", "file") ==
+        zerorun::VariableList{{"A", "x"}, {"B", "a b"}, {"C", "$D"}, {"D", ""}});
   for (const char* text : {"export A=1\n", "A\n", "=1\n", "1A=2\n", "A B=1\n"}) {
     CAPTURE(text);
     CHECK_THROWS_WITH(zerorun::parse_environment_file(text, "file"), Contains("file:1: expected NAME=VALUE"));

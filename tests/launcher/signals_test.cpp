@@ -1,10 +1,18 @@
 // Tests signals that are already ignored when the launcher starts: SIGHUP under nohup, SIGINT in the
 // background of a shell script.
-#include <catch2/catch.hpp>
-#include <csignal>
-#include <string>
+#include <fcntl.h>
 
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/unique_fd.h"
 #include "tests/launcher/launched.h"
+#include "tests/support/temporary_folder.h"
 
 using Catch::Matchers::Contains;
 using zerorun::testing::Launched;
@@ -50,4 +58,22 @@ TEST_CASE("a signal that was not ignored ends the job although another one was i
   Result result = job.finish();
   CHECK(result.exit_code == 128 + SIGTERM);
   CHECK_THAT(result.err, Contains("SIGTERM: ending the job") && !Contains("SIGINT"));
+}
+
+// While somebody holds a write lease, the system lets execve() wait, as it does for a file on a slow server.
+TEST_CASE("a job is interrupted while the system still loads its program") {
+  const zerorun::testing::TemporaryFolder folder;
+  std::filesystem::copy("/bin/true", folder / "program");
+  const zerorun::UniqueFd program(::open((folder / "program").c_str(), O_RDWR | O_CLOEXEC));
+  std::signal(SIGIO, SIG_IGN);  // the system asks for the lease with it
+  if (::fcntl(program.get(), F_SETLEASE, F_WRLCK) != 0) {
+    WARN("no leases in this file system: skipped");
+    return;
+  }
+  Launched job(std::vector<std::string>{"--num_gpus", "2", folder / "program"});
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  job.signal(SIGINT);
+  const Result result = job.finish(8);
+  CHECK(result.exit_code == 128 + SIGINT);
+  CHECK_THAT(result.err, Contains("SIGINT: ending the job"));
 }

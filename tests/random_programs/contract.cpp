@@ -91,7 +91,6 @@ class Contract {
         operation.branch = false;
         if (!free() || !trains(operation)) return false;
         has_gradients_ = false;
-        micro_steps_ -= micro_steps_ % setup_.micro_steps;
         return true;
       case Kind::remake:
         return allows_remake(operation);

@@ -89,7 +89,6 @@ void PlainTraining::drop_gradients() {
   // When the backward threw, the engine had already allocated separate sums. So made_sums_ is set as in
   // backward().
   if (!by_shards() && !is_boundary() && !departed_) made_sums_ = true;
-  micro_steps_ -= micro_steps_ % setup_.micro_steps;
   gradients_.assign(program_.parameters.size(), {});
   departed_ = has_gradients_ = false;
 }

@@ -234,6 +234,7 @@ TEST_CASE("Plain tensors stay plain") {
 TEST_CASE("Operations that need values that are not made yet are refused") {
   nn::Linear linear{nullptr};
   at::Tensor probabilities;
+  const at::Tensor real = torch::full({1}, 3.0f);
   {
     DeferredInit deferred;
     linear = nn::Linear(4, 3);
@@ -241,6 +242,13 @@ TEST_CASE("Operations that need values that are not made yet are refused") {
     CHECK_THAT(refusal([&] { (void)torch::randn({2}).sum().item<float>(); }),
                Catch::Contains("_local_scalar_dense") && Catch::Contains("outside the DeferredInit scope"));
     CHECK_THAT(refusal([] { torch::zeros({2}, at::Device("cuda")); }), Catch::Contains("cuda"));
+    for (const at::Tensor& meta : {probabilities.to(at::kMeta), torch::zeros({6}, at::Device("meta"))}) {
+      CHECK(meta.is_meta());
+      CHECK_FALSE(is_deferred(meta));
+      CHECK((meta + 1).is_meta());
+    }
+    const at::Tensor table = torch::empty({0}).set_(real.storage());  // as torch makes tensors of storages
+    CHECK(table.item<float>() == 3);
     CHECK_THAT(error_of([] {
                  torch::tensor(std::vector<float>{1, 2});
                }),

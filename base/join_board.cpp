@@ -1,0 +1,77 @@
+#include "base/join_board.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <mutex>
+
+namespace zerorun {
+namespace {
+
+constexpr char kName[] = "zerorun joins";
+
+// A variable that has outlived its launcher may lead to another process's file.
+bool is_board(int fd) {
+  std::array<char, 64> link{};
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  const ssize_t size = ::readlink(path.c_str(), link.data(), link.size());
+  return size > 0 &&
+         std::string(link.data(), static_cast<size_t>(size)).starts_with(std::string("/memfd:") + kName);
+}
+
+// Joins of this process, and those of them that have ended.
+struct Count {
+  std::mutex mutex;
+  uint32_t begun = 0, ended = 0;
+};
+
+Count& count() {
+  static Count all;
+  return all;
+}
+
+void show(int local_rank, const Count& joins) {
+  const char* path = std::getenv(kBoardVariable);
+  if (path == nullptr || *path == '\0') return;
+  const UniqueFd fd(::open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.is_open() || !is_board(fd.get())) return;
+  const uint32_t value = 2 * joins.begun - (joins.begun > joins.ended ? 1 : 0);
+  // A failure only means that the launcher does not see this rank.
+  [[maybe_unused]] const ssize_t written =
+      ::pwrite(fd.get(), &value, sizeof value, static_cast<off_t>(sizeof value) * local_rank);
+}
+
+}  // namespace
+
+JoinBoard::JoinBoard(int ranks) : file_(::memfd_create(kName, MFD_CLOEXEC)) {
+  if (file_.is_open() && ::ftruncate(file_.get(), static_cast<off_t>(sizeof(uint32_t)) * ranks) != 0)
+    file_.reset();
+}
+
+std::string JoinBoard::path() const {
+  if (!file_.is_open()) return {};
+  return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(file_.get());
+}
+
+uint32_t JoinBoard::joins(int local_rank) const {
+  uint32_t value = 0;
+  const off_t place = static_cast<off_t>(sizeof value) * local_rank;
+  return ::pread(file_.get(), &value, sizeof value, place) == sizeof value ? value : 0;
+}
+
+Joining::Joining(int local_rank) : local_rank_(local_rank) {
+  const std::lock_guard lock(count().mutex);
+  ++count().begun;
+  show(local_rank_, count());
+}
+
+Joining::~Joining() {
+  const std::lock_guard lock(count().mutex);
+  ++count().ended;
+  show(local_rank_, count());
+}
+
+}  // namespace zerorun
