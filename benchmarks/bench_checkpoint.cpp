@@ -80,6 +80,7 @@ class SlowFileSystem : public FileSystem {
   }
   int open_folder(const fs::path& folder) override { return files_.open_folder(folder); }
   std::optional<std::vector<std::string>> list_open(int folder) override { return files_.list_open(folder); }
+  int open_at(int folder, const std::string& name) override { return files_.open_at(folder, name); }
   int remove_at(int folder, const std::string& name) override { return files_.remove_at(folder, name); }
   std::optional<fs::path> link_target(const fs::path& path) override { return files_.link_target(path); }
   std::optional<FileIdentity> identity(const fs::path& file) override { return files_.identity(file); }

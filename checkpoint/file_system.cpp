@@ -111,6 +111,9 @@ class LocalFileSystem : public FileSystem {
   std::optional<std::vector<std::string>> list_open(int folder) override {
     return names_in(UniqueFd(::openat(folder, ".", kFolder)));
   }
+  int open_at(int folder, const std::string& name) override {
+    return static_cast<int>(result_of(::openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC)));
+  }
   int remove_at(int folder, const std::string& name) override {
     return static_cast<int>(result_of(::unlinkat(folder, name.c_str(), 0)));
   }
@@ -244,6 +247,12 @@ void OpenFile::read(std::span<std::byte> bytes, int64_t offset) const {
                [this](auto rest, int64_t at) { return files_->read(file_, rest, at); });
 }
 
+std::string OpenFile::text() const {
+  std::string text(static_cast<size_t>(size()), '\0');
+  read(std::as_writable_bytes(std::span(text)), 0);
+  return text;
+}
+
 int64_t OpenFile::size() const {
   const int64_t bytes = files_->size(file_);
   if (bytes < 0) fail(path_, "read", static_cast<int>(-bytes));
@@ -268,11 +277,7 @@ std::optional<std::string> read_text(FileSystem& files, const fs::path& path) {
   const int number = files.open(path);
   if (number == -ENOENT || number == -ENOTDIR) return std::nullopt;
   check_done(number, path, "opened");
-  files.close(number);
-  const OpenFile file = OpenFile::open(files, path);
-  std::string text(static_cast<size_t>(file.size()), '\0');
-  file.read(std::as_writable_bytes(std::span(text)), 0);
-  return text;
+  return OpenFile(files, path, number).text();
 }
 
 void write_text(FileSystem& files, const fs::path& path, const std::string& text) {

@@ -76,6 +76,8 @@ class FileSystem {
   /// Opens a folder; fails if `folder` is a symbolic link. To be closed by close().
   virtual int open_folder(const std::filesystem::path& folder) = 0;
   virtual std::optional<std::vector<std::string>> list_open(int folder) = 0;
+  /// As open(), for a file in an open folder.
+  virtual int open_at(int folder, const std::string& name) = 0;
   /// Removes a file or a link, but no folder.
   virtual int remove_at(int folder, const std::string& name) = 0;
   /// Returns what a symbolic link names, as an absolute path; absent if `path` is no link.
@@ -95,6 +97,9 @@ class OpenFile {
   static OpenFile create(FileSystem& files, const std::filesystem::path& path,
                          Caching caching = Caching::page_cache);
   static OpenFile open(FileSystem& files, const std::filesystem::path& path);
+  /// Takes over an open file. `path` is for errors.
+  OpenFile(FileSystem& files, std::filesystem::path path, int file)
+      : files_(&files), path_(std::move(path)), file_(file) {}
   static OpenFile create_nameless(FileSystem& files, const std::filesystem::path& folder);
   ~OpenFile();
   OpenFile(OpenFile&& other) noexcept;
@@ -103,6 +108,8 @@ class OpenFile {
   /// Writes or reads all of `bytes`, or throws.
   void write(std::span<const std::byte> bytes, int64_t offset);
   void read(std::span<std::byte> bytes, int64_t offset) const;
+  /// Returns the content of the whole file.
+  std::string text() const;
   int64_t size() const;
   void sync();
   void allocate(int64_t bytes);
@@ -113,9 +120,6 @@ class OpenFile {
   int number() const { return file_; }                         // file number in the FileSystem
 
  private:
-  OpenFile(FileSystem& files, std::filesystem::path path, int file)
-      : files_(&files), path_(std::move(path)), file_(file) {}
-
   FileSystem* files_;
   std::filesystem::path path_;
   int file_;  // -1 after a move

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <chrono>
 #include <map>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -27,18 +26,16 @@ namespace {
 
 using FileId = std::pair<dev_t, ino_t>;
 
-class LocalFolderLock;
-
 struct Held {
   int file;
-  std::weak_ptr<LocalFolderLock> lock;
+  std::weak_ptr<FolderLock> lock;
 };
 
-// The locks of this process. Never destroyed: locks may end after static objects.
+// The locks of this process, also of folders without locks. Never destroyed: locks may end after static
+// objects.
 struct Registry {
   std::mutex mutex;
   std::map<FileId, Held> held;
-  std::set<fs::path> warned;  // folders without locks
 };
 
 Registry& registry() {
@@ -66,19 +63,32 @@ std::optional<FileId> id_of(int file) {
   return FileId(status.st_dev, status.st_ino);
 }
 
+// Says in the lock's file who holds the lock. Fails if another user has made the file; the lock needs no
+// text.
+void describe_owner(int file, const std::string& text) {
+  if (::ftruncate(file, 0) != 0) return;
+  [[maybe_unused]] const ssize_t written = ::pwrite(file, text.data(), text.size(), 0);
+}
+
 class LocalFolderLock : public FolderLock {
  public:
-  LocalFolderLock(fs::path path, UniqueFd file, FileId id)
-      : FolderLock(true), path_(std::move(path)), file_(std::move(file)), id_(id) {}
+  LocalFolderLock(bool is_locked, fs::path path, UniqueFd file, FileId id)
+      : FolderLock(is_locked), path_(std::move(path)), file_(std::move(file)), id_(id) {}
   ~LocalFolderLock() override {
     if (!home_.is_current()) {
       file_.release();  // the fork has closed it
       return;
     }
     const std::lock_guard lock(registry().mutex);
-    if (id_at(path_) == id_) ::unlink(path_.c_str());
+    if (is_locked()) describe_owner(file_.get(), "");
     registry().held.erase(id_);
     file_.reset();
+  }
+  void check() const override {
+    if (!is_locked() || id_at(path_) == id_) return;
+    throw UserError(path_.string() +
+                    " has been removed during the save, so that another job may save here too: no checkpoint "
+                    "is published");
   }
 
  private:
@@ -88,52 +98,48 @@ class LocalFolderLock : public FolderLock {
   HomeProcess home_;
 };
 
-std::string own_description() {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  return "process " + std::to_string(::getpid()) + " of host " + host.data();
-}
-
 bool has_no_locks(int error) {
-  return error == ENOLCK || error == EOPNOTSUPP || error == ENOSYS || error == EINVAL || error == EBADF;
+  return error == ENOLCK || error == EOPNOTSUPP || error == ENOSYS || error == EINVAL;
 }
 
-// Tries once; the registry's mutex is locked. Returns null if another process has the lock, or is about to
-// remove its file.
+// Returns false if another process has the lock.
+bool lock_file(int file, bool is_others, const fs::path& path, bool& is_locked) {
+  is_locked = ::flock(file, LOCK_EX | LOCK_NB) == 0;
+  if (is_locked) return true;
+  const int error = errno;
+  if (error == EWOULDBLOCK || error == EINTR) return false;
+  if (error == EBADF && is_others) {  // NFS locks only files that this user may write
+    throw UserError(path.string() +
+                    " was made by another user, and cannot be locked: remove it, or let the group write it");
+  }
+  if (!has_no_locks(error)) check_done(-error, path, "locked");
+  log_warning(path.parent_path().string() +
+              ": its file system has no locks, so let no other job save checkpoints there; leftovers of "
+              "jobs that were killed stay");
+  return true;
+}
+
+// Tries once; the registry's mutex is locked. Returns null if another process has the lock.
 std::shared_ptr<FolderLock> try_lock(const fs::path& path) {
   Registry& all = registry();
   if (const auto id = id_at(path)) {
     const auto held = all.held.find(*id);
     if (held != all.held.end()) return held->second.lock.lock();
   }
-  constexpr int kFlags = O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-  UniqueFd file(::open(path.c_str(), O_RDWR | kFlags, 0666));
-  const bool is_others = !file.is_open() && errno == EACCES && id_at(path);
+  constexpr int kFlags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0666));
+  const int error = errno;
+  const bool is_others = !file.is_open() && error == EACCES;
   if (is_others) file = UniqueFd(::open(path.c_str(), O_RDONLY | kFlags));
-  if (!file.is_open()) check_done(-errno, path, "made");
-  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EWOULDBLOCK || errno == EINTR) return nullptr;
-    if (!has_no_locks(errno)) check_done(-errno, path, "locked");
-    ::unlink(path.c_str());
-    if (all.warned.insert(path).second) {
-      log_warning(path.parent_path().string() +
-                  ": its file system has no locks, so let no other job save checkpoints there; leftovers of "
-                  "jobs that were killed stay");
-    }
-    return std::make_shared<FolderLock>(false);
-  }
+  if (!file.is_open()) check_done(-error, path, "made");
+  bool is_locked = false;
+  if (!lock_file(file.get(), is_others, path, is_locked)) return nullptr;
   const auto id = id_of(file.get());
-  if (!id || id_at(path) != id) return nullptr;
-  if (is_others) {  // left by another user's job: make one that this process can write
-    check_done(::unlink(path.c_str()) == 0 ? 0 : -errno, path, "removed");
-    return nullptr;
-  }
-  const std::string text = own_description() + "\n";
-  const bool written = ::ftruncate(file.get(), 0) == 0 &&
-                       ::pwrite(file.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
-  if (!written) check_done(-errno, path, "written");
+  if (!id || id_at(path) != id) return nullptr;  // the user has removed it meanwhile
   const int number = file.get();
-  auto lock = std::make_shared<LocalFolderLock>(path, std::move(file), *id);
+  if (is_locked)
+    describe_owner(number, "process " + std::to_string(::getpid()) + " of host " + host_name() + "\n");
+  auto lock = std::make_shared<LocalFolderLock>(is_locked, path, std::move(file), *id);
   all.held[*id] = {number, lock};
   return lock;
 }
@@ -164,8 +170,17 @@ std::shared_ptr<FolderLock> lock_local_folder(const fs::path& folder) {
     if (std::chrono::steady_clock::now() >= end) break;
     std::this_thread::sleep_for(kPoll);
   }
-  throw UserError(folder.string() + ": " + holder_of(path) +
-                  " saves checkpoints into this folder: save into another one, or end that job first");
+  throw UserError(
+      folder.string() + ": " + holder_of(path) +
+      " saves checkpoints into this folder: save into another one, or end that job first; if that "
+      "host is down, remove " +
+      path.string());
+}
+
+std::string host_name() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return host.data();
 }
 
 }  // namespace zerorun

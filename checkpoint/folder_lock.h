@@ -2,10 +2,10 @@
 // last engine that has saved there ends; the engines of one process share the lock and take turns. If the
 // process ends in any way, the system releases the lock.
 //
-// [Note: the lock's file] The lock is an flock() of the file kLockName in the folder, which says who holds
-// it. Its holder removes the file before the release, so a process that has got the lock of a file that is no
-// longer there tries again. A forked child closes its copy of the descriptor: otherwise a child that outlives
-// its parent would keep the folder locked.
+// [Note: the lock's file] The lock is an flock() of the file kLockName in the folder. While the lock is held,
+// the file says who holds it; else it is empty. It is never removed: two jobs that lock different files of
+// this name would not see each other. A forked child closes its copy of the descriptor: otherwise a child
+// that outlives its parent would keep the folder locked.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 
 namespace zerorun {
 
@@ -28,6 +29,8 @@ class FolderLock {
 
   /// False if the file system has no locks: other jobs may save into the folder too.
   bool is_locked() const { return is_locked_; }
+  /// Throws UserError if the lock keeps no one out any more, because its file was removed or replaced.
+  virtual void check() const {}
   /// Held by the publication of this process that writes into the folder now.
   std::timed_mutex& turn() { return turn_; }
 
@@ -45,5 +48,8 @@ class FolderLock {
 /// and the host which hold the lock, or says why nothing can be written into the folder. Logs a warning if
 /// the file system has no locks.
 std::shared_ptr<FolderLock> lock_local_folder(const std::filesystem::path& folder);
+
+/// Returns this host's name.
+std::string host_name();
 
 }  // namespace zerorun

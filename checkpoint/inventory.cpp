@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "checkpoint/old_tags.h"
 #include "checkpoint/publication.h"
 
 namespace zerorun {
@@ -46,6 +46,7 @@ void check_files(const fs::path& folder, const Manifest& manifest) {
 
 InventoryTag describe(FileSystem& files, const fs::path& folder, const std::string& name) {
   InventoryTag tag{.tag = name, .folder = folder, .bytes = bytes_in(folder), .written = time_of(folder)};
+  tag.identity = files.identity(folder).value_or(FileIdentity());
   if (const auto unfinished = tag_of_partial(name)) {
     tag.tag = *unfinished;
     tag.state = TagState::unfinished;
@@ -98,7 +99,7 @@ int64_t freed_bytes(const std::vector<InventoryTag>& removed) {
 std::vector<InventoryTag> list_tags(FileSystem& files, const fs::path& directory) {
   const auto names = files.list(directory);
   if (!names) throw UserError(directory.string() + ": cannot be read: expected a folder of checkpoints");
-  if (own_folder(files, directory)) {
+  if (is_checkpoint(files, directory)) {
     throw UserError(directory.string() + " is a checkpoint itself: give the folder above it");
   }
   const auto latest = readable_latest(files, directory);
@@ -120,30 +121,35 @@ std::vector<InventoryTag> list_tags(FileSystem& files, const fs::path& directory
 }
 
 PrunePlan plan_prune(FileSystem& files, const fs::path& directory, const PruneOptions& options) {
-  PrunePlan plan;
-  int64_t newest = 0;
   std::vector<InventoryTag> tags = list_tags(files, directory);
-  latest_to_keep(files, directory);
-  const std::set<std::string> linked = linked_names(files, directory);
-  std::set<std::string> being_written;
+  std::set<std::string> damaged, being_written, old;
   for (const InventoryTag& tag : tags) {
+    if (tag.state == TagState::damaged) damaged.insert(tag.tag);
     if (tag.state == TagState::unfinished) being_written.insert(tag.tag);
   }
+  for (const OldTag& tag : old_tags(files, directory, options.keep, damaged)) old.insert(tag.tag);
+  PrunePlan plan;
   for (InventoryTag& tag : tags) {
     if (tag.state != TagState::complete || fs::is_symlink(tag.folder)) continue;
-    const auto step = step_of_tag(tag.tag);
-    bool is_kept = !step || tag.is_latest || newest < options.keep || being_written.contains(tag.tag) ||
-                   linked.contains(tag.tag) || (options.keep_every > 0 && *step % options.keep_every == 0);
-    if (const auto own = own_folder(files, tag.folder); !is_kept && own && !own->others.empty()) {
-      log_warning(tag.folder.string() + " holds " + own->others.front() +
-                  ", which is no part of the checkpoint: it is not removed");
-      is_kept = true;
-    }
-    newest += step ? 1 : 0;
-    (is_kept ? plan.kept : plan.removed).push_back(std::move(tag));
+    const bool goes = old.contains(tag.tag) && !being_written.contains(tag.tag) &&
+                      (options.keep_every <= 0 || *step_of_tag(tag.tag) % options.keep_every != 0);
+    (goes ? plan.removed : plan.kept).push_back(std::move(tag));
   }
   plan.freed_bytes = freed_bytes(plan.removed);
   return plan;
+}
+
+bool prune(FileSystem& files, const fs::path& directory, PrunePlan& plan) {
+  std::vector<InventoryTag> removed, stayed;
+  for (InventoryTag& tag : plan.removed) {
+    const bool is_gone = try_remove_tag(files, directory, {.tag = tag.tag, .folder = tag.identity});
+    (is_gone ? removed : stayed).push_back(std::move(tag));
+  }
+  // Now the only names of a file that the plan counted are in `stayed`.
+  plan.freed_bytes = std::max<int64_t>(0, plan.freed_bytes - freed_bytes(stayed));
+  plan.removed = std::move(removed);
+  plan.kept.insert(plan.kept.end(), stayed.begin(), stayed.end());
+  return stayed.empty();
 }
 
 fs::path checkpoint_folder(FileSystem& files, const fs::path& path, const std::string& tag) {

@@ -29,6 +29,7 @@ struct InventoryTag {
   /// The time of the last write to the manifest or, if the tag has no manifest, to the folder.
   std::filesystem::file_time_type written = {};
   bool is_latest = false;
+  FileIdentity identity = {};  // of the folder
 };
 
 /// Lists complete tags, then damaged, then unfinished ones. Within each state, the tag that was saved last
@@ -48,10 +49,12 @@ struct PrunePlan {
   int64_t freed_bytes = 0;         // not counting files that have hard links outside `removed`
 };
 
-/// Plans to remove only complete tags that ZeroRun has named itself (global_stepN). Keeps tags that `latest`
-/// or a symbolic link names, tags that are being written anew, and tags whose folder holds more than the
-/// checkpoint (and logs a warning). Throws UserError if `latest` names no checkpoint of the folder.
+/// Plans to remove the old_tags(); neither counts nor removes damaged tags, and keeps tags that are being
+/// written anew. Throws UserError if `latest` names no checkpoint of the folder.
 PrunePlan plan_prune(FileSystem& files, const std::filesystem::path& directory, const PruneOptions& options);
+/// Removes the tags. Tags that cannot be removed, or were saved anew since the plan, move to `kept`, with a
+/// warning for each. Returns whether all were removed.
+bool prune(FileSystem& files, const std::filesystem::path& directory, PrunePlan& plan);
 
 /// Returns the folder of one checkpoint in `path`. This is the folder of `tag` if `tag` is not empty.
 /// Otherwise it is `path` itself if it has a manifest, else the folder of the tag that `latest` names. If

@@ -1,13 +1,17 @@
 #include "checkpoint/own_folder.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cerrno>
+#include <chrono>
+#include <cstdio>
 #include <exception>
 #include <string_view>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/random_bits.h"
 #include "checkpoint/manifest.h"
 
 namespace zerorun {
@@ -17,42 +21,76 @@ namespace {
 constexpr std::string_view kMarker = "A checkpoint that ZeroRun is saving: ";
 constexpr std::string_view kPartial = ".partial";
 constexpr std::string_view kData = ".safetensors";
-constexpr const char* kPartialLatest = ".latest";  // ".latest.ID.partial", a file
+constexpr const char* kPartialLatest = "latest";  // ".latest.ID.partial", a file
 constexpr size_t kIdDigits = 16;
 
-// An open folder. Throws UserError if it is a link.
-class OpenFolder {
- public:
-  OpenFolder(FileSystem& files, const fs::path& path) : files_(&files), folder_(files.open_folder(path)) {}
-  ~OpenFolder() {
-    if (folder_ >= 0) files_->close(folder_);
+// The end of the marker of a save of this host.
+std::string on_this_host() {
+  return "\non host " + host_name() + "\n";
+}
+
+bool is_a_day_old(const FileIdentity& file) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return now - std::chrono::nanoseconds(file.changed) > std::chrono::hours(24);
+}
+
+// Removes a leftover named ".TAG.ID.partial" if certainly no job needs it any more.
+void sweep_one(FileSystem& files, const fs::path& path, const std::string& tag) {
+  const auto found = files.identity(path);
+  if (!found) return;
+  const bool is_old = is_a_day_old(*found);
+  if (tag == kPartialLatest) {
+    if (is_old) files.remove_file(path);
+    return;
   }
-  OpenFolder(const OpenFolder&) = delete;
-  OpenFolder& operator=(const OpenFolder&) = delete;
-  int number() const { return folder_; }  // or -errno
+  const auto own = own_folder(files, path);
+  const bool is_dead = is_old || (own && (own->marker.empty() || own->marker.ends_with(on_this_host())));
+  if (!is_dead) return;
+  if (!own) return remove_own_folder(files, path);
+  if (!own->others.empty()) throw UserError(more_than_a_checkpoint(path, *own) + ": all of it stays");
+  // Renamed first: if its job lives after all, then that job's renaming fails, and it publishes no tag from
+  // which files are removed.
+  const fs::path gone = partial_folder(path.parent_path(), tag, new_save_id());
+  const int renamed = files.rename(path, gone);
+  if (renamed == -ENOENT) return;
+  check_done(renamed, path, "renamed to " + gone.string());
+  remove_own_folder(files, gone);
+}
 
- private:
-  FileSystem* files_;
-  int folder_;
-};
+}  // namespace
 
-// Absent if the file does not exist or cannot be read.
-std::optional<std::string> readable_text(FileSystem& files, const fs::path& path) {
+std::string new_save_id() {
+  std::array<char, kIdDigits + 1> digits{};
+  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(random_bits()));
+  return digits.data();
+}
+
+std::string marker_text(const std::string& id) {
+  return std::string(kMarker) + id + on_this_host();
+}
+
+bool is_marked(FileSystem& files, const fs::path& folder, const std::string& id) {
+  const auto text = read_text(files, folder / kMarkerName);
+  return text && text->starts_with(std::string(kMarker) + id + "\n");
+}
+
+bool is_checkpoint(FileSystem& files, const fs::path& folder) {
+  const auto manifest = read_text(files, folder / kManifestName);
+  return manifest && outline_of(*manifest);
+}
+
+std::string OpenFolder::text(const std::string& name) const {
+  const int file = files_->open_at(folder_, name);
+  if (file < 0) return "";
   try {
-    return read_text(files, path);
+    return OpenFile(*files_, name, file).text();
   } catch (const UserError&) {
-    return std::nullopt;
+    return "";
   }
 }
 
 std::string more_than_a_checkpoint(const fs::path& folder, const OwnFolder& own) {
   return folder.string() + " holds " + own.others.front() + ", which is no part of the checkpoint";
-}
-
-}  // namespace
-
-std::string marker_text(const std::string& id) {
-  return std::string(kMarker) + id + "\n";
 }
 
 fs::path partial_folder(const fs::path& directory, const std::string& tag, const std::string& id) {
@@ -71,15 +109,14 @@ std::optional<std::string> tag_of_partial(const std::string& name) {
 }
 
 std::optional<OwnFolder> own_folder(FileSystem& files, const fs::path& folder) {
-  const OpenFolder opened(files, folder);
-  if (opened.number() < 0) return std::nullopt;
-  const auto names = files.list_open(opened.number());
+  OwnFolder own{.folder = OpenFolder(files, folder)};
+  if (own.folder.number() < 0) return std::nullopt;
+  const auto names = files.list_open(own.folder.number());
   if (!names) return std::nullopt;
-  OwnFolder own;
-  const std::string manifest = readable_text(files, folder / kManifestName).value_or("");
-  const auto outline = outline_of(manifest);
-  const bool is_marked = readable_text(files, folder / kMarkerName).value_or("").starts_with(kMarker);
-  if (!outline && !is_marked) return std::nullopt;
+  const auto outline = outline_of(own.folder.text(kManifestName));
+  if (std::string marker = own.folder.text(kMarkerName); marker.starts_with(kMarker))
+    own.marker = std::move(marker);
+  if (!outline && own.marker.empty()) return std::nullopt;
   if (outline) {
     own.has_manifest = true;
     own.saving = outline->saving;
@@ -88,7 +125,7 @@ std::optional<OwnFolder> own_folder(FileSystem& files, const fs::path& folder) {
   own.names.insert({kManifestName, kMarkerName});
   for (const std::string& name : *names) {
     // Before its manifest is complete, the data files of a marked folder are known by their kind only.
-    if (is_marked && name.ends_with(kData)) own.names.insert(name);
+    if (!outline && name.ends_with(kData)) own.names.insert(name);
     if (!own.names.contains(name)) own.others.push_back(name);
   }
   return own;
@@ -120,10 +157,8 @@ void remove_own_folder(FileSystem& files, const fs::path& folder) {
   const auto own = own_folder(files, folder);
   if (!own) throw UserError(folder.string() + " is not a folder of ZeroRun: it stays");
   if (!own->others.empty()) throw UserError(more_than_a_checkpoint(folder, *own) + ": all of it stays");
-  const OpenFolder opened(files, folder);
-  check_done(opened.number(), folder, "opened");
   const auto remove = [&](const std::string& name) {
-    const int removed = files.remove_at(opened.number(), name);
+    const int removed = files.remove_at(own->folder.number(), name);
     if (removed != -ENOENT) check_done(removed, folder / name, "removed");
   };
   for (const std::string& name : own->names) {
@@ -131,35 +166,22 @@ void remove_own_folder(FileSystem& files, const fs::path& folder) {
   }
   remove(kManifestName);
   remove(kMarkerName);
-  check_done(files.remove_folder(folder), folder, "removed");
+  const int removed = files.remove_folder(folder);
+  if (removed != -ENOENT) check_done(removed, folder, "removed");
 }
 
-void sweep(FileSystem& files, const fs::path& directory) {
+void sweep(FileSystem& files, const fs::path& directory, const std::function<void()>& waiting) {
   for (const std::string& name : files.list(directory).value_or(std::vector<std::string>())) {
+    if (waiting) waiting();
     const auto tag = tag_of_partial(name);
-    if (!tag || files.link_target(directory / name)) continue;
+    const bool has_id = tag && name.size() == tag->size() + kIdDigits + kPartial.size() + 2;
+    if (!has_id || files.link_target(directory / name)) continue;
     try {
-      if (("." + *tag) == kPartialLatest) {
-        files.remove_file(directory / name);
-      } else if (files.list(directory / name)) {
-        remove_own_folder(files, directory / name);
-      }
+      sweep_one(files, directory / name, *tag);
     } catch (const std::exception& error) {
       log_warning(std::string("a leftover of an earlier job stays: ") + error.what());
     }
   }
-}
-
-std::set<std::string> linked_names(FileSystem& files, const fs::path& directory) {
-  std::set<std::string> names;
-  const fs::path whole = fs::weakly_canonical(directory);
-  for (const std::string& name : files.list(directory).value_or(std::vector<std::string>())) {
-    const auto target = files.link_target(directory / name);
-    if (!target) continue;
-    names.insert(name);
-    if (target->parent_path() == whole) names.insert(target->filename().string());
-  }
-  return names;
 }
 
 }  // namespace zerorun

@@ -1,24 +1,21 @@
 #include "checkpoint/publication.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <exception>
 #include <set>
 #include <span>
 #include <string_view>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/random_bits.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/old_tags.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -32,18 +29,7 @@ fs::path without_slash(fs::path folder) {
   return folder.has_filename() ? folder : folder.parent_path();
 }
 
-int64_t saving_of(FileSystem& files, const fs::path& folder) {
-  const auto own = own_folder(files, folder);
-  return own ? own->saving : 0;
-}
-
 }  // namespace
-
-std::string new_save_id() {
-  std::array<char, 17> digits{};
-  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(random_bits()));
-  return digits.data();
-}
 
 void check_tag(const std::string& tag) {
   const bool has_control = std::ranges::any_of(tag, [](unsigned char c) { return std::iscntrl(c) != 0; });
@@ -78,13 +64,12 @@ Publication::Publication(FileSystem& files, fs::path directory, std::string tag,
   lock_ = files.lock_folder(directory_);
   take_turn(waiting);
   check_replaceable(files, directory_ / tag_);
-  if (lock_->is_locked() && !std::exchange(lock_->is_swept, true)) sweep(files, directory_);
-  saving_ = next_saving();
+  if (lock_->is_locked() && !lock_->is_swept) sweep(files, directory_, waiting);
+  lock_->is_swept = true;
+  saving_ = next_saving(waiting);
   check_done(files.make_folder(partial_), partial_, "made");
   try {
-    // Not synced: without its marker, a leftover of a crash of the system stays, which harms nothing.
-    const std::string text = marker_text(id_);
-    OpenFile::create(files, partial_ / kMarkerName).write(std::as_bytes(std::span(text)), 0);
+    write_text(files, partial_ / kMarkerName, marker_text(id_));
   } catch (...) {
     files.remove_file(partial_ / kMarkerName);
     files.remove_folder(partial_);
@@ -93,12 +78,15 @@ Publication::Publication(FileSystem& files, fs::path directory, std::string tag,
 }
 
 Publication::~Publication() {
-  if (published_) return;
   try {
-    remove_own_folder(*files_, partial_);
+    remove_partial();
   } catch (const std::exception& error) {
-    log_warning(std::string("the remains of a failed checkpoint cannot be removed: ") + error.what());
+    log_warning(std::string("the remains of a checkpoint cannot be removed: ") + error.what());
   }
+}
+
+void Publication::remove_partial() {
+  if (std::exchange(has_rest_, false)) remove_own_folder(*files_, partial_);
 }
 
 // Ends: the publication that has the turn ends within the time limits of its own ranks.
@@ -111,28 +99,33 @@ void Publication::take_turn(const std::function<void()>& waiting) {
 }
 
 // Reads the folder's manifests only if other jobs may have saved since.
-int64_t Publication::next_saving() {
+int64_t Publication::next_saving(const std::function<void()>& waiting) {
   int64_t newest = 0;
   if (lock_->is_locked() && lock_->newest_saving) {
     newest = *lock_->newest_saving;
   } else {
-    for (const std::string& name : files_->list(directory_).value_or(std::vector<std::string>()))
-      newest = std::max(newest, saving_of(*files_, directory_ / name));
+    for (const std::string& name : files_->list(directory_).value_or(std::vector<std::string>())) {
+      if (waiting) waiting();
+      if (const auto own = own_folder(*files_, directory_ / name)) newest = std::max(newest, own->saving);
+    }
   }
   lock_->newest_saving = newest + 1;
   return newest + 1;
 }
 
 // A network file system may show the files of other hosts some seconds late.
-void Publication::check_files(const std::string& manifest, bool has_all) const {
+void Publication::check_files(const std::set<std::string>& expected, bool has_all) const {
   constexpr std::chrono::seconds kLongestDelay(5);
   constexpr std::chrono::milliseconds kPoll(50);
-  const auto outline = outline_of(manifest);
-  ZR_CHECK(outline.has_value(), "no manifest");
   const auto end = std::chrono::steady_clock::now() + kLongestDelay;
   while (true) {
-    std::set<std::string> missing = outline->files;
-    for (const std::string& name : files_->list(partial_).value_or(std::vector<std::string>())) {
+    std::set<std::string> missing = expected;
+    const auto names = files_->list(partial_);
+    if (!names) {
+      throw UserError(partial_.string() +
+                      " is gone, which another program must have removed: no checkpoint is published");
+    }
+    for (const std::string& name : *names) {
       if (name == kManifestName || name == kMarkerName || missing.erase(name) > 0) continue;
       throw UserError(partial_.string() + " holds " + name +
                       ", which another program must have put there: no checkpoint is published");
@@ -147,76 +140,48 @@ void Publication::check_files(const std::string& manifest, bool has_all) const {
 }
 
 void Publication::publish(const std::string& manifest, bool save_latest, bool has_all) {
-  check_files(manifest, has_all);
+  const auto outline = outline_of(manifest);
+  ZR_CHECK(outline.has_value(), "no manifest");
+  check_files(outline->files, has_all);
   write_text(*files_, partial_ / kManifestName, manifest);
-  check_done(files_->remove_file(partial_ / kMarkerName), partial_ / kMarkerName, "removed");
   check_done(files_->sync_folder(partial_), partial_, "synced");
   check_replaceable(*files_, directory_ / tag_);
-  place();
-  published_ = true;
+  lock_->check();
+  check_files(outline->files, has_all);
+  const bool has_replaced = place();
+  has_rest_ = false;
   check_done(files_->sync_folder(directory_), directory_, "synced");
+  has_rest_ = has_replaced;
+  lock_->newest_saving = std::max(lock_->newest_saving.value_or(0), outline->saving);
+  files_->remove_file(directory_ / tag_ / kMarkerName);  // harmless if it stays
   if (save_latest) name_latest();
 }
 
-// Where file systems have no locks, another job may publish or remove the same tag at the same time.
-void Publication::place() {
+// Where file systems have no locks, another job may publish or remove the same tag at the same time. Returns
+// whether partial_ holds an earlier tag now.
+bool Publication::place() {
   const fs::path folder = directory_ / tag_;
   constexpr int kTries = 4;
   for (int tries = 1;; ++tries) {
     const bool exists = files_->list(folder).has_value();
     const int done = exists ? files_->exchange(partial_, folder) : files_->rename(partial_, folder);
-    replaced_ = exists && done >= 0;
     const bool has_changed = exists ? done == -ENOENT : done == -EEXIST || done == -ENOTEMPTY;
     if (has_changed && tries < kTries) continue;
-    if (exists) return check_done(done, folder, "replaced (is this file system a local one?)");
-    return check_done(done, partial_, "renamed to " + folder.string());
+    check_done(done, exists ? folder : partial_,
+               exists ? "replaced (is this file system a local one?)" : "renamed to " + folder.string());
+    return exists;
   }
 }
 
 void Publication::remove_old(int64_t keep_last) noexcept {
   try {
-    if (replaced_) remove_own_folder(*files_, partial_);
-    if (keep_last > 0) remove_tags(keep_last);
+    remove_partial();
+    if (keep_last <= 0) return;
+    const int64_t others = keep_last - (step_of_tag(tag_) ? 1 : 0);
+    for (const OldTag& old : old_tags(*files_, directory_, others, {tag_}))
+      try_remove_tag(*files_, directory_, old);
   } catch (const std::exception& error) {
     log_warning(std::string("an old checkpoint cannot be removed: ") + error.what());
-  }
-}
-
-// Renames the tag's folder before it removes the files. Otherwise readers could take a folder with some of
-// the files for a complete tag.
-void remove_tag(FileSystem& files, const fs::path& directory, const std::string& tag) {
-  const fs::path folder = directory / tag;
-  check_replaceable(files, folder);
-  const auto manifest = read_text(files, folder / kManifestName);
-  const fs::path gone = partial_folder(directory, tag, new_save_id());
-  check_done(files.rename(folder, gone), folder, "removed");
-  if (read_text(files, gone / kManifestName) != manifest) {
-    check_done(files.rename(gone, folder), gone, "renamed to " + folder.string());
-    throw UserError(folder.string() + " has been saved anew meanwhile: it stays");
-  }
-  check_done(files.sync_folder(directory), directory, "synced");
-  remove_own_folder(files, gone);
-}
-
-void Publication::remove_tags(int64_t keep_last) {
-  const auto latest = latest_to_keep(*files_, directory_);
-  const std::set<std::string> linked = linked_names(*files_, directory_);
-  std::vector<std::tuple<int64_t, int64_t, std::string>> newest_first;  // by saving number, then by step
-  for (const std::string& name : files_->list(directory_).value_or(std::vector<std::string>())) {
-    const auto step = step_of_tag(name);
-    if (!step || files_->link_target(directory_ / name)) continue;
-    const auto own = own_folder(*files_, directory_ / name);
-    if (own && own->has_manifest) newest_first.emplace_back(own->saving, *step, name);
-  }
-  std::ranges::sort(newest_first, std::greater<>());
-  for (size_t index = static_cast<size_t>(keep_last); index < newest_first.size(); ++index) {
-    const std::string& tag = std::get<2>(newest_first[index]);
-    if (tag == tag_ || tag == latest || linked.contains(tag)) continue;
-    try {
-      remove_tag(*files_, directory_, tag);
-    } catch (const UserError& error) {
-      log_warning(std::string("an old checkpoint is not removed: ") + error.what());
-    }
   }
 }
 
@@ -237,8 +202,7 @@ std::vector<std::string> published_tags(FileSystem& files, const fs::path& direc
   std::vector<std::string> tags;
   for (const std::string& name : files.list(directory).value_or(std::vector<std::string>())) {
     if (name.front() == '.' || name == kLatest) continue;
-    const auto manifest = read_text(files, directory / name / kManifestName);
-    if (manifest && outline_of(*manifest)) tags.push_back(name);
+    if (is_checkpoint(files, directory / name)) tags.push_back(name);
   }
   return tags;
 }
@@ -257,17 +221,6 @@ std::optional<std::string> latest_tag(FileSystem& files, const fs::path& directo
     throw UserError((directory / kLatest).string() + " names no checkpoint: " + error.what());
   }
   return text;
-}
-
-std::optional<std::string> latest_to_keep(FileSystem& files, const fs::path& directory) {
-  auto latest = latest_tag(files, directory);
-  if (!latest) return latest;
-  const auto manifest = read_text(files, directory / *latest / kManifestName);
-  if (manifest && outline_of(*manifest)) return latest;
-  throw UserError(
-      (directory / kLatest).string() + " names " + *latest +
-      ", which is no checkpoint of the folder, so no checkpoint is removed: correct or remove that "
-      "file");
 }
 
 }  // namespace zerorun

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,22 +24,18 @@ void check_tag(const std::string& tag);
 inline constexpr const char* kStepTag = "global_step";  // prefix of ZeroRun's own tags; the step follows
 /// Returns the step of a tag that ZeroRun has named itself; absent for other tags.
 std::optional<int64_t> step_of_tag(const std::string& tag);
-/// Removes a published tag atomically: a crash leaves either the whole tag or none of it. Throws UserError,
-/// and removes nothing, if the tag is a link, is no checkpoint, or holds more than a checkpoint.
-void remove_tag(FileSystem& files, const std::filesystem::path& directory, const std::string& tag);
-
-/// Returns 16 random hexadecimal digits.
-std::string new_save_id();
 
 /// A tag that is being written. Writers create its files in folder() and sync them.
 class Publication {
  public:
   /// Creates `directory` if it is missing, takes its lock, waits until no other publication of this process
   /// writes there, and creates a folder for the tag. `id` (new_save_id()) tells this save from all others.
-  /// `files` must outlive this object. Calls `waiting` every 50 ms while it waits. Throws UserError.
+  /// `files` must outlive this object. Calls `waiting` about every 50 ms while it waits or reads the folder;
+  /// an exception of it ends that. Throws UserError.
   Publication(FileSystem& files, std::filesystem::path directory, std::string tag,
               std::string id = new_save_id(), const std::function<void()>& waiting = {});
-  /// Removes the tag's folder if the tag was not published; logs a warning if the removal fails.
+  /// Removes the tag's folder if the tag was not published, and the tag that was replaced if remove_old() was
+  /// not called; logs a warning if the removal fails.
   ~Publication();
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
@@ -47,7 +44,7 @@ class Publication {
   const std::string& id() const { return id_; }
   /// The lock of the directory, which is released when no one keeps it.
   const std::shared_ptr<FolderLock>& lock() const { return lock_; }
-  /// The number for the manifest (Manifest::saving).
+  /// The number for the manifest (Manifest::saving); a higher one will do too.
   int64_t saving() const { return saving_; }
 
   /// Adds the manifest and publishes the tag, replacing an earlier tag of the same name. All files of the tag
@@ -56,19 +53,18 @@ class Publication {
   /// the folder, not only some. Throws UserError if the folder holds other files than the manifest names,
   /// because another program has removed or added some.
   void publish(const std::string& manifest, bool save_latest, bool has_all = true);
-  /// Call it after publish(). Removes the tag that was replaced. With `keep_last` above 0, also removes older
-  /// tags that ZeroRun has named itself: all except the `keep_last` that were saved last, this tag, the tag
-  /// that `latest` names, links and what they name, and tags that hold more than a checkpoint. If `latest`
-  /// names no checkpoint, removes none. Logs a warning if a removal fails. Never throws.
+  /// Call it after publish(). Removes the tag that was replaced. With `keep_last` above 0, also removes the
+  /// old_tags(), so that this tag and `keep_last` - 1 others stay (if this tag has a name of the program's
+  /// own: `keep_last` others). Logs a warning if a removal fails. Never throws.
   void remove_old(int64_t keep_last) noexcept;
 
  private:
   void take_turn(const std::function<void()>& waiting);
-  int64_t next_saving();
-  void check_files(const std::string& manifest, bool has_all) const;
-  void place();
+  int64_t next_saving(const std::function<void()>& waiting);
+  void check_files(const std::set<std::string>& expected, bool has_all) const;
+  bool place();
   void name_latest();
-  void remove_tags(int64_t keep_last);
+  void remove_partial();
 
   FileSystem* files_;
   std::filesystem::path directory_;
@@ -78,8 +74,8 @@ class Publication {
   std::shared_ptr<FolderLock> lock_;
   std::unique_lock<std::timed_mutex> turn_;
   int64_t saving_ = 0;
-  bool published_ = false;
-  bool replaced_ = false;  // partial_ holds the tag that was replaced
+  // partial_ is to be removed: it has the files of a tag that is not published, or the tag that was replaced.
+  bool has_rest_ = true;
 };
 
 /// Returns the published tags in the folder, sorted by name.
@@ -87,8 +83,5 @@ std::vector<std::string> published_tags(FileSystem& files, const std::filesystem
 /// Returns the tag that the file `latest` names, without white space and a byte order mark around it; absent
 /// if there is no such file.
 std::optional<std::string> latest_tag(FileSystem& files, const std::filesystem::path& directory);
-/// As latest_tag(), but throws UserError if `latest` names no checkpoint of the folder. For code that is
-/// about to remove checkpoints.
-std::optional<std::string> latest_to_keep(FileSystem& files, const std::filesystem::path& directory);
 
 }  // namespace zerorun

@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 // A text that is not a failure starts with one of these characters. A failure starts with another character.
 constexpr char kReady = 'r';
 constexpr char kPart = 'p';
-constexpr char kPartAndFolder = 'f';  // the rank also has a folder to publish
+constexpr char kPartAndFolder = 'f';  // the rank also has a folder to publish; its next saving number follows
 
 // A network file system may show a new folder to other hosts some seconds late.
 constexpr milliseconds kLongestDelay(5000);
@@ -69,7 +69,7 @@ std::string CheckpointPublisher::open() {
 // While another engine of this process saves into the directory, the other ranks hear that this one waits.
 void CheckpointPublisher::make_folder(const std::string& id) {
   publication_.emplace(*files_, tag_->directory, tag_->manifest.tag, id,
-                       [this] { agreement_->note_progress(); });
+                       [this] { agreement_->note_waiting(); });
 }
 
 std::filesystem::path CheckpointPublisher::folder() {
@@ -83,9 +83,7 @@ std::filesystem::path CheckpointPublisher::folder() {
                     ", which rank 0 has created: save to a folder that all hosts share, or let each host "
                     "save to a folder of its own, with \"checkpoint\": {\"use_node_local_storage\": true}");
   }
-  const auto is_of_this_save = [&] {
-    return read_text(*files_, folder / kMarkerName) == marker_text(save_id_);
-  };
+  const auto is_of_this_save = [&] { return is_marked(*files_, folder, save_id_); };
   if (communicator_->is_first_on_host() && !is_of_this_save()) {
     make_folder(save_id_);
     return folder;
@@ -107,7 +105,9 @@ void CheckpointPublisher::wait_until(const std::function<bool()>& is_there, mill
 std::string CheckpointPublisher::publish(const std::string& part, const std::string& failure) {
   if (!failure.empty()) agreement_->say_broken(failure);
   const bool publishes = publication_ && communicator_->rank() > 0;
-  agreement_->say_part(failure.empty() ? (publishes ? kPartAndFolder : kPart) + part : failure);
+  const std::string kind =
+      publishes ? kPartAndFolder + std::to_string(publication_->saving()) : std::string(1, kPart);
+  agreement_->say_part(failure.empty() ? kind + part : failure);
   if (communicator_->rank() == 0) {
     const std::string outcome = publish_for_all();
     agreement_->say_outcome(outcome);
@@ -130,10 +130,10 @@ std::string CheckpointPublisher::publish_for_all() {
   std::vector<int> others;
   const std::string own = failure_of([&] {
     Manifest whole = tag_->manifest;
+    whole.saving = publication_->saving();
     others = collect_parts(whole, failure);
     if (!failure.empty()) return;
     check_complete(whole);
-    whole.saving = publication_->saving();
     manifest = to_json(whole);
   });
   if (failure.empty()) failure = with_rank(own, 0, world_size);
@@ -150,16 +150,18 @@ std::string CheckpointPublisher::publish_for_all() {
   return with_rank(of_rank_0, 0, world_size);
 }
 
-// Returns the ranks that have a folder to publish. `failure` receives the first failure that a rank has
-// posted instead of its part.
+// Returns the ranks that have a folder to publish, and makes the saving number higher than all in these
+// folders. `failure` receives the first failure that a rank has posted instead of its part.
 std::vector<int> CheckpointPublisher::collect_parts(Manifest& manifest, std::string& failure) {
   std::vector<int> others;
   manifest.numbers.clear();
   for (int rank = 0; rank < communicator_->world_size(); ++rank) {
     const std::string text = agreement_->await_part(rank);
     if (text.front() == kPart || text.front() == kPartAndFolder) {
-      add_part(manifest, text.substr(1), "checkpoint " + manifest.tag);
-      if (text.front() == kPartAndFolder) others.push_back(rank);
+      add_part(manifest, text.substr(text.find('{')), "checkpoint " + manifest.tag);
+      if (text.front() == kPart) continue;
+      others.push_back(rank);
+      manifest.saving = std::max<int64_t>(manifest.saving, std::stoll(text.substr(1)));
     } else if (failure.empty()) {
       failure = with_rank(text, rank, communicator_->world_size());
     }

@@ -63,12 +63,12 @@ void CheckpointWriter::start(CheckpointPart part, FileSystem& files) {
 
 void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t number,
                              std::promise<std::string>& outcome) {
+  std::erase_if(locks_, [&](const auto& entry) { return !files.identity(entry.first); });
   SaveAgreement agreement(*notices_, *communicator_, number, part.manifest.tag, patience_ends_);
   CheckpointPublisher publisher(files, part, agreement, *communicator_);
   std::string failure;
   const std::string own = failure_of([&] {
     failure = publisher.open();
-    if (auto lock = publisher.lock()) locks_[part.directory] = std::move(lock);
     std::string text;
     std::string no_part = part.failure;
     if (failure.empty() && no_part.empty())
@@ -85,6 +85,7 @@ void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t nu
   outcome.set_value(failure);
 
   if (failure.empty()) publisher.remove_old();
+  if (auto lock = publisher.lock()) locks_[part.directory] = std::move(lock);
   publisher.close();
   failure_of([&] { agreement.leave(); });  // a failure is ignored, because the outcome is known
 }

@@ -87,8 +87,8 @@ class CheckpointWriter {
   HomeProcess home_;
   StatePins pins_;
   std::unique_ptr<Notices> notices_;  // used by thread_ only
-  // The locks of the folders in which this rank has published, for as long as the engine lives. Used by
-  // thread_.
+  // The locks of the folders in which this rank has published, as long as the engine lives and the folders
+  // exist. Used by thread_.
   std::map<std::filesystem::path, std::shared_ptr<FolderLock>> locks_;
   int64_t saves_ = 0;
   std::thread thread_;

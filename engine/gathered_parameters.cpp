@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "engine/engine_state.h"
@@ -46,9 +47,15 @@ GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& paramete
   buckets_.erase(std::unique(buckets_.begin(), buckets_.end()), buckets_.end());
   if (state_->residency) state_->residency->hold(buckets_);
   ++state_->open_scopes;
+  is_open_ = true;
+}
+
+GatherScope::~GatherScope() {
+  close(true);
 }
 
 void GatherScope::close(bool unwinding) {
+  if (!std::exchange(is_open_, false)) return;
   --state_->open_scopes;
   ScopeEnd end = modifier_rank_ ? ScopeEnd::abandoned : ScopeEnd::read;
   std::exception_ptr failure;

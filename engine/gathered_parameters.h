@@ -21,11 +21,14 @@ class GatherScope {
  public:
   /// Opens the scope. Arguments and errors are those of GatheredParameters.
   GatherScope(Engine& engine, const std::vector<at::Tensor>& parameters, std::optional<int> modifier_rank);
+  /// Closes the scope as an exception would, if it is still open: a scope that Python drops must not stay
+  /// open.
+  ~GatherScope();
   GatherScope(const GatherScope&) = delete;
   GatherScope& operator=(const GatherScope&) = delete;
 
-  /// Closes the scope; to be called once. `unwinding`: an exception ended the scope. Then close() throws
-  /// nothing, and the modifier rank's writes are not broadcast.
+  /// Closes the scope; does nothing if it is closed already. `unwinding`: an exception ended the scope. Then
+  /// close() throws nothing, and the modifier rank's writes are not broadcast.
   void close(bool unwinding);
 
  private:
@@ -36,6 +39,7 @@ class GatherScope {
   std::vector<at::Tensor> whole_;  // frozen parameters outside of buckets
   std::vector<int> buckets_;       // the buckets of bucketed_, ascending
   std::optional<int> modifier_rank_;
+  bool is_open_ = false;
 };
 
 class GatheredParameters {

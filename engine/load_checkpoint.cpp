@@ -349,7 +349,7 @@ constexpr const char* kItself = ".";  // no tag has this name
 // Returns kItself if `directory` is the folder of a checkpoint.
 std::string tag_to_load(const fs::path& directory, const std::string& tag, FileSystem& files) {
   if (!tag.empty()) return tag;
-  if (own_folder(files, directory)) return kItself;
+  if (is_checkpoint(files, directory)) return kItself;
   const auto latest = latest_tag(files, directory);
   if (latest && files.list(directory / *latest)) return *latest;
   if (!files.list(directory)) throw UserError(directory.string() + ": there is no such folder");

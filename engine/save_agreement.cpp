@@ -57,6 +57,11 @@ void SaveAgreement::note_progress() {
   post(of("progress", communicator_->rank()), std::to_string(++posted_progress_));
 }
 
+void SaveAgreement::note_waiting() {
+  note_progress();
+  if (Clock::now() >= patience_ends_->load()) throw CommError(what_ + " is abandoned: this rank ends");
+}
+
 void SaveAgreement::leave() {
   const int ranks = communicator_->world_size();
   if (communicator_->rank() != 0) return post(of("heard", communicator_->rank()), "");

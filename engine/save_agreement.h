@@ -48,6 +48,9 @@ class SaveAgreement {
   /// Reports that this rank is still at work. To be called often; it posts about once a second, or every
   /// quarter of the communicator's timeout if that is shorter.
   void note_progress();
+  /// As note_progress(), for a rank that waits for others of its process or for the file system. Throws
+  /// CommError if this rank is to wait no longer.
+  void note_waiting();
   /// To be called when the outcome is known. On rank 0, whose process may host the notices, returns only when
   /// all ranks have read the outcome, except ranks whose part did not arrive.
   void leave();

@@ -29,6 +29,15 @@ std::string tag_of(const EngineState& state, const std::string& given) {
          (micro_steps > 0 ? "_micro" + std::to_string(micro_steps) : "");
 }
 
+// The program may change its working folder during the save.
+fs::path whole_path(const fs::path& directory) {
+  std::error_code error;
+  fs::path whole = fs::absolute(directory, error);
+  if (!error) return whole;
+  throw UserError(directory.string() + ": the program's working folder cannot be found (" + error.message() +
+                  "): give save_checkpoint() an absolute path");
+}
+
 // All that must be the same on all ranks, as text.
 std::string words_of(const EngineState& state, const fs::path& directory, const std::string& tag,
                      const CheckpointOptions& options) {
@@ -294,6 +303,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   state.finish_open_step();
   state.checkpoints.finish();
   const std::string tag = tag_of(state, given_tag);
+  CheckpointPart part;
   const auto check = [&] {
     state.follow_marks("engine.save_checkpoint");
     state.follow_schedule();
@@ -301,6 +311,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     state.check_between_steps("save_checkpoint");
     if (directory.empty()) throw UserError("save_checkpoint(): the folder's name is empty: name a folder");
     check_tag(tag);
+    part.directory = whole_path(directory);
     state.optimizer->follow_program();
     check_names_and_dtypes(state, "save_checkpoint");
     check_numbers(state, "save_checkpoint");
@@ -309,8 +320,6 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   const bool shares = agree_to_save(state, check, [&] { return words_of(state, directory, tag, options); });
   const bool opens = state.residency && (shares || state.communicator->device().streams().asynchronous());
   open_slices(state, opens, "writes before a checkpoint");
-  CheckpointPart part;
-  part.directory = fs::absolute(directory);  // the program may change its folder during the save
   part.save_latest = options.save_latest;
   part.keep_last = options.keep_last;
   part.node_local = state.config.node_local_checkpoints;

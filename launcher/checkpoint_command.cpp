@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "checkpoint/publication.h"
 #include "convert/export_checkpoint.h"
 #include "convert/import_checkpoint.h"
 #include "launcher/checkpoint_reports.h"
@@ -25,6 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr int kEqual = 0;
 constexpr int kDifferent = 1;  // for `diff`; for `verify`: damaged
+constexpr int kStays = 1;      // for `prune`
 
 struct CheckpointArguments {
   std::vector<std::string> paths;
@@ -105,15 +105,13 @@ int diff(const CheckpointArguments& arguments) {
   return result.equal() ? kEqual : kDifferent;
 }
 
-int prune(const CheckpointArguments& arguments) {
+int run_prune(const CheckpointArguments& arguments) {
   const fs::path directory = arguments.paths.front();
-  const PrunePlan plan = plan_prune(local_file_system(), directory,
-                                    {.keep = arguments.keep, .keep_every = arguments.keep_every});
-  if (!arguments.dry_run) {
-    for (const InventoryTag& tag : plan.removed) remove_tag(local_file_system(), directory, tag.tag);
-  }
+  PrunePlan plan = plan_prune(local_file_system(), directory,
+                              {.keep = arguments.keep, .keep_every = arguments.keep_every});
+  const bool is_done = arguments.dry_run || prune(local_file_system(), directory, plan);
   print_result(arguments, plan, arguments.dry_run);
-  return kEqual;
+  return is_done ? kEqual : kStays;
 }
 
 // The bytes in "5GB", "500MB", "2GiB" or a plain number. Units as in Hugging Face: GB is 10^9, GiB is 2^30.
@@ -201,7 +199,7 @@ Examples:
   zerorun checkpoint export out model --dtype bf16     model.safetensors, for Hugging Face's loaders
   zerorun checkpoint import deepspeed_out out          a checkpoint that DeepSpeed wrote
 
-Exit code: 0; diff: 1 different; verify: 1 damaged; 2 for a mistake on this command line or a folder that cannot be read.)";
+Exit code: 0; diff: 1 different; verify: 1 damaged; prune: 1 not all removed; 2 for a mistake on this command line or a folder that cannot be read.)";
 
 struct Command {
   CLI::App* app;
@@ -233,7 +231,8 @@ std::vector<Command> add_commands(CLI::App& app, CheckpointArguments& arguments)
   add_tag(commands.back().app, "Which checkpoint of the folders");
   commands.push_back(add(app, arguments, "diff", "Compare two checkpoints", "CHECKPOINTS", 2, diff));
   commands.push_back(add(app, arguments, "prune",
-                         "Remove old checkpoints that ZeroRun has named (global_stepN)", "FOLDER", 1, prune));
+                         "Remove old checkpoints that ZeroRun has named (global_stepN)", "FOLDER", 1,
+                         run_prune));
   commands.back()
       .app->add_option("--keep", arguments.keep, "Keep so many that were saved last, and latest")
       ->required()

@@ -11,11 +11,11 @@
 #include <utility>
 
 #include "base/error.h"
+#include "launcher/option_checks.h"
 
 namespace zerorun {
 namespace {
 
-constexpr int kMostRanks = 4096;
 constexpr int kHighestPort = 65535;
 constexpr double kLongestTimeout = 1e6;
 constexpr double kLongestGrace = 3600;
@@ -99,65 +99,6 @@ class UsageFormatter : public CLI::Formatter {
   }
 };
 
-/// Accepts a number above `low` (or equal to `low`, if `low_allowed`), and at most `high`.
-CLI::Validator seconds(double low, bool low_allowed, double high) {
-  auto check = [=](std::string& text) -> std::string {
-    double value = NAN;
-    const bool number = CLI::detail::lexical_cast(text, value);
-    if (number && (value > low || (low_allowed && value == low)) && value <= high) return {};
-    return "expected a number of seconds, " + std::string(low_allowed ? "0" : "more than 0") + " to " +
-           std::to_string(static_cast<int>(high)) + "; found '" + text + "'";
-  };
-  return CLI::Validator(check, "");
-}
-
-CLI::Validator whole_number(int low, int high) {
-  auto check = [=](std::string& text) -> std::string {
-    int value = 0;
-    if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return {};
-    return "expected a whole number from " + std::to_string(low) + " to " + std::to_string(high) +
-           "; found '" + text + "'";
-  };
-  return CLI::Validator(check, "");
-}
-
-CLI::Validator one_of(const std::vector<std::string>& values) {
-  auto check = [=](std::string& text) -> std::string {
-    if (std::ranges::count(values, text) > 0) return {};
-    std::string expected = values.front();
-    for (size_t i = 1; i < values.size(); ++i)
-      expected += (i + 1 < values.size() ? ", " : " or ") + values[i];
-    return "expected " + expected + "; found '" + text + "'";
-  };
-  return CLI::Validator(check, "");
-}
-
-// Like whole_number(1, kMostRanks). Wrappers of DeepSpeed's launcher write -1, its default, which means: not
-// given. `words` are accepted too.
-CLI::Validator count_of_ranks(const std::vector<std::string>& words) {
-  auto check = [=](std::string& text) -> std::string {
-    if (text == "-1" || std::ranges::count(words, text) > 0) return {};
-    const std::string number = whole_number(1, kMostRanks)(text);
-    if (number.empty() || words.empty()) return number;
-    return "expected a whole number from 1 to " + std::to_string(kMostRanks) + ", gpu, cpu or auto; found '" +
-           text + "'";
-  };
-  return CLI::Validator(check, "");
-}
-
-// torchrun's --nnodes is N or MIN:MAX. A range of one number is that number.
-CLI::Validator count_of_hosts() {
-  auto check = [](std::string& text) -> std::string {
-    const size_t colon = text.find(':');
-    if (colon == std::string::npos) return count_of_ranks({})(text);
-    if (text.substr(0, colon) != text.substr(colon + 1))
-      return "a job has a fixed number of hosts: expected one number; found '" + text + "'";
-    text = text.substr(0, colon);
-    return whole_number(1, kMostRanks)(text);
-  };
-  return CLI::Validator(check, "");
-}
-
 std::vector<std::string> command_of(const CLI::App& app) {
   std::vector<std::string> command = app.remaining();
   if (!command.empty() && command.front() == "--") {
@@ -198,18 +139,18 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
              "Ranks on each host: a number, or as many as it has GPUs (gpu), processors (cpu), or GPUs and "
              "without any processors (auto); without it one per slot, or one where there is no GPU")
           ->type_name("N")
-          ->check(count_of_ranks({"gpu", "cpu", "auto"}));
+          ->check(checks::count_of_ranks({"gpu", "cpu", "auto"}));
   CLI::Option* nodes =
       app.add_option("--num_nodes,--nnodes", values.nodes, "Hosts: the first N of the hostfile")
           ->type_name("N")
-          ->transform(count_of_hosts());
+          ->transform(checks::count_of_hosts());
   include->excludes(exclude)->excludes(ranks)->excludes(nodes);
   exclude->excludes(ranks)->excludes(nodes);
   CLI::Option* node_rank =
       app.add_option("--node_rank,--node-rank", values.node_rank,
                      "Number of this host in a job whose launcher is started on each host")
           ->type_name("N")
-          ->check(whole_number(0, kMostRanks - 1));
+          ->check(checks::whole_number(0, kMostRanks - 1));
   app.add_flag("--no_ssh", values.no_ssh, "Start ranks on this host only; needs --node_rank")
       ->needs(node_rank);
   app.add_option(
@@ -220,7 +161,7 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
       ->type_name("TEXT");
   app.add_option("--rdzv_backend,--rdzv-backend", values.rdzv_backend, "No effect: c10d or static")
       ->type_name("NAME")
-      ->check(one_of({"c10d", "static"}));
+      ->check(checks::one_of({"c10d", "static"}));
   app.add_flag("--standalone", options.standalone,
                "This host and a free port, as by default; /job/hostfile and --rdzv_endpoint have no effect");
   app.add_option("--master_addr,--master-addr", options.master_addr,
@@ -230,14 +171,14 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
          "--master_port,--master-port", values.master_port,
          "Port where the ranks meet; without it a free one, with --node_rank " + std::to_string(kDefaultPort))
       ->type_name("PORT")
-      ->check(whole_number(1, kHighestPort));
+      ->check(checks::whole_number(1, kHighestPort));
   app.add_option("--local_addr,--local-addr", values.local_address,
                  "No effect on one host, where alone it is accepted")
       ->type_name("ADDRESS");
   app.add_option("--max_restarts,--max-restarts", values.restarts,
                  "No effect, and only 0: a job is not restarted")
       ->type_name("N")
-      ->check(whole_number(0, kMostRanks));
+      ->check(checks::whole_number(0, kMostRanks));
   app.add_option("--monitor_interval,--monitor-interval,--start_method,--start-method", values.ignored,
                  "No effect: the launcher sees at once that a rank has ended, and starts programs")
       ->type_name("VALUE");
@@ -250,7 +191,7 @@ void add_remote_options(CLI::App& app, LaunchOptions& options, PlacementValues& 
       ->type_name("TEXT");
   app.add_option("--ssh_port", values.ssh_port, "Port of the hosts' sshd")
       ->type_name("PORT")
-      ->check(whole_number(1, kHighestPort));
+      ->check(checks::whole_number(1, kHighestPort));
   app.add_flag("--force_multi", options.force_multi, "Start the ranks through --launcher even on one host");
   app.add_flag("--no_ssh_check", values.no_ssh_check, "No effect: hosts are not checked in advance");
   app.add_option("--venv_script", options.venv_script,
@@ -295,12 +236,12 @@ void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_second
   app.add_option("--device", options.device,
                  "Device: GPUs where there are any (auto, the default), the CPU (cpu), or only GPUs (cuda)")
       ->type_name("auto|cpu|cuda")
-      ->check(one_of({"auto", "cpu", "cuda"}));
+      ->check(checks::one_of({"auto", "cpu", "cuda"}));
   app.add_option("--comm", options.comm,
                  "Communication of CPU ranks: shared memory on one host, else Gloo (auto, the default), only "
                  "shared memory (shm), or Gloo")
       ->type_name("auto|shm|gloo")
-      ->check(one_of({"auto", "shm", "gloo"}));
+      ->check(checks::one_of({"auto", "shm", "gloo"}));
   CLI::Option* bind =
       app.add_flag("--bind_cores_to_rank", options.bind_cores_to_rank,
                    "Bind each rank to its own cores and NUMA memory, with one thread per core");
@@ -309,12 +250,12 @@ void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_second
       ->needs(bind);
   app.add_option("--timeout", options.timeout_seconds, "Deadline of every collective, in seconds")
       ->type_name("SECONDS")
-      ->check(seconds(0, false, kLongestTimeout))
+      ->check(checks::seconds(0, false, kLongestTimeout))
       ->capture_default_str();
   app.add_option("--grace", grace_seconds,
                  "When the job is ended: time between SIGTERM and SIGKILL; without it 1 after a failure")
       ->type_name("SECONDS")
-      ->check(seconds(0, true, kLongestGrace))
+      ->check(checks::seconds(0, true, kLongestGrace))
       ->capture_default_str();
 }
 

@@ -21,8 +21,6 @@ namespace {
 namespace py = pybind11;
 using namespace pybind11::literals;  // NOLINT(google-build-using-namespace): names of arguments
 
-using NoGil = py::call_guard<py::gil_scoped_release>;
-
 struct Given {
   Model::NamedTensors parameters;
   Model::NamedTensors buffers;
@@ -169,8 +167,9 @@ void bind_training(Class& engine) {
           [](CoreEngine& core, int group, double value) { core.get().set_weight_decay(group, value); },
           NoGil())
       .def("set_training", &CoreEngine::set_training)
-      .def("destroy", &CoreEngine::destroy, NoGil())
-      .def("destroy_after_exception", &CoreEngine::destroy_after_exception, NoGil());
+      .def("check_idle", &CoreEngine::check_idle)
+      .def("destroy", &CoreEngine::destroy)
+      .def("destroy_after_exception", &CoreEngine::destroy_after_exception);
 }
 
 template <typename Class>
@@ -299,19 +298,64 @@ class ProgramSchedule {
 
 }  // namespace
 
+namespace {
+
+thread_local InCall* innermost = nullptr;
+
+}  // namespace
+
+InCall::InCall() : outer_(std::exchange(innermost, this)) {}
+
+InCall::~InCall() {
+  innermost = outer_;
+  for (CoreEngine* engine : engines_) {
+    const std::lock_guard lock(engine->mutex_);
+    --engine->calls_;
+  }
+}
+
+// A call without an InCall keeps the GIL, without which destroy() cannot take the engine.
 Engine& CoreEngine::get() {
+  const std::lock_guard lock(mutex_);
   if (!engine_) throw UserError("the engine is destroyed: make another one with zerorun.initialize()");
+  if (innermost != nullptr) {
+    innermost->engines_.push_back(this);
+    ++calls_;
+  }
   return *engine_;
+}
+
+void CoreEngine::check_idle() {
+  const std::lock_guard lock(mutex_);
+  if (calls_ == 0) return;
+  throw UserError(
+      "engine.destroy() while a call of the engine runs, in another thread or around this one: wait "
+      "until it has returned");
+}
+
+std::optional<Engine> CoreEngine::take() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(engine_, std::nullopt);
+}
+
+void CoreEngine::destroy() {
+  check_idle();
+  std::optional<Engine> taken = take();
+  const py::gil_scoped_release no_gil;
+  taken.reset();
 }
 
 // Destructors ask std::uncaught_exceptions(), which does not count exceptions of Python.
 void CoreEngine::destroy_after_exception() {
   struct Ending {
-    std::optional<Engine>& engine;
+    std::optional<Engine> engine;
     ~Ending() { engine.reset(); }
   };
+  check_idle();
+  std::optional<Engine> taken = take();
   try {
-    const Ending ending{engine_};
+    const py::gil_scoped_release no_gil;
+    const Ending ending{std::move(taken)};
     throw Error("an exception has ended the program");
   } catch (const Error&) {
   }

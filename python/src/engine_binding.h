@@ -5,7 +5,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <vector>
 
 #include "engine/engine.h"
 #include "python/src/client_model.h"
@@ -23,9 +25,12 @@ class CoreEngine {
         mode_(std::move(mode)),
         computes_only_(computes_only) {}
 
-  /// Throws UserError after destroy().
+  /// The engine, for the rest of the call that InCall guards. Throws UserError after destroy().
   Engine& get();
-  void destroy() { engine_.reset(); }
+  /// Throws UserError while another thread, or this one in a backward, is in a call of the engine.
+  void check_idle();
+  /// Destroys the engine without the GIL. Throws what check_idle() throws.
+  void destroy();
   bool computes_only() const { return computes_only_; }  // it has no optimizer
   /// Like destroy(), for a program that an exception of Python ends: as after a C++ exception, the engine
   /// waits for no other rank.
@@ -33,11 +38,33 @@ class CoreEngine {
   void set_training(bool trains) { mode_->store(trains); }
 
  private:
+  friend class InCall;
+  std::optional<Engine> take();
+
   std::shared_ptr<PythonOptimizer> optimizer_;
+  std::mutex mutex_;  // for the next two
+  int calls_ = 0;     // calls of the engine that run
   std::optional<Engine> engine_;
   std::shared_ptr<Mode> mode_;
   bool computes_only_;
 };
+
+/// Guards a call that releases the GIL: until the call ends, the engines that it gets count as used.
+class InCall {
+ public:
+  InCall();
+  ~InCall();
+  InCall(const InCall&) = delete;
+  InCall& operator=(const InCall&) = delete;
+
+ private:
+  friend class CoreEngine;
+  InCall* outer_;  // this thread's call in which this one is made
+  std::vector<CoreEngine*> engines_;
+};
+
+/// For calls that may wait: other threads can run Python meanwhile.
+using NoGil = pybind11::call_guard<InCall, pybind11::gil_scoped_release>;
 
 /// Destroys the engine without the GIL: the destructor may wait, and other Python threads can run meanwhile.
 struct WithoutGil {

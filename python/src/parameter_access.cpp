@@ -12,8 +12,6 @@ namespace {
 
 namespace py = pybind11;
 
-using NoGil = py::call_guard<py::gil_scoped_release>;
-
 // A DeferredInit that Python opens and closes. A scope inside another one, or inside itself, does nothing. A
 // thread must close its scope itself.
 class DeferredScope {
@@ -30,13 +28,62 @@ class DeferredScope {
   std::unique_ptr<DeferredInit> scope_;
 };
 
+// The open scopes of a Python object that `with` may enter several times, also inside itself. __enter__ and
+// __exit__ are no Python code, at whose start Ctrl-C could raise KeyboardInterrupt: then the scope would stay
+// open. Python's part: _prepare(depth) returns the arguments of a GatherScope or None, _note(depth) is called
+// in the open scope, and _leave(depth, failed) returns whether the scope ends as after an exception.
+class ScopeStack {
+ public:
+  static py::object enter(const py::object& self) {
+    auto& stack = self.cast<ScopeStack&>();
+    const size_t depth = stack.open_.size();
+    const py::object arguments = self.attr("_prepare")(depth);
+    std::unique_ptr<GatherScope> scope = arguments.is_none() ? nullptr : make(arguments.cast<py::tuple>());
+    self.attr("_note")(depth);
+    stack.open_.push_back(std::move(scope));
+    return self;
+  }
+
+  static bool exit(const py::object& self, const py::object& kind) {
+    auto& stack = self.cast<ScopeStack&>();
+    if (stack.open_.empty()) return false;
+    const std::unique_ptr<GatherScope> scope = std::move(stack.open_.back());
+    stack.open_.pop_back();
+    const bool failed = !kind.is_none();
+    const bool abandoned =
+        self.attr("_leave")(stack.open_.size(), failed).cast<bool>();  // if it throws, ~GatherScope() closes
+    if (!scope) return false;
+    const py::gil_scoped_release no_gil;
+    scope->close(failed || abandoned);
+    return false;
+  }
+
+ private:
+  static std::unique_ptr<GatherScope> make(const py::tuple& arguments) {
+    auto& core = arguments[0].cast<CoreEngine&>();
+    const auto parameters = arguments[1].cast<std::vector<at::Tensor>>();
+    const auto modifier_rank = arguments[2].cast<std::optional<int>>();
+    const InCall in_call;
+    const py::gil_scoped_release no_gil;
+    return std::make_unique<GatherScope>(core.get(), parameters, modifier_rank);
+  }
+
+  std::vector<std::unique_ptr<GatherScope>> open_;  // null: nothing to gather
+};
+
 }  // namespace
 
 void bind_parameter_access(py::module_& module) {
+  py::class_<ScopeStack>(module, "ScopeStack", py::dynamic_attr())
+      .def(py::init<>())
+      .def("__enter__", &ScopeStack::enter)
+      .def("__exit__", [](const py::object& self, const py::object& kind, const py::object&,
+                          const py::object&) { return ScopeStack::exit(self, kind); });
   py::class_<GatherScope>(module, "GatherScope")
       .def(py::init(
           [](CoreEngine& core, const std::vector<at::Tensor>& parameters, std::optional<int> modifier_rank) {
-            py::gil_scoped_release no_gil;
+            const InCall in_call;
+            const py::gil_scoped_release no_gil;
             return std::make_unique<GatherScope>(core.get(), parameters, modifier_rank);
           }))
       .def("close", &GatherScope::close, NoGil());

@@ -256,6 +256,7 @@ class Engine(Facts, torch.nn.Module):
     def _destroy(self, destroy_core):
         if self.is_destroyed:
             return
+        self._core.check_idle()
         self.is_destroyed = True
         self._raw_readers.close_left_open()
         self._hooks.remove()

@@ -137,27 +137,30 @@ class _Scopes:
         self._forward = []  # calls nest where a module calls itself
         self._backward = None
 
+    # Ctrl-C may come between any two of these lines. A scope that is open must then be in this object, so that
+    # close_all() finds it, or in no variable, so that it is closed as garbage.
+
     def _open(self):
         engine = self._engine()
         if engine is None or engine.is_destroyed:
             return None
-        scope = _core.GatherScope(engine._core, self._parameters, None)
         engine._raw_readers.opened.add(self)
-        return scope
+        return _core.GatherScope(engine._core, self._parameters, None)
 
-    def _close(self, scope):
-        if scope is None:
-            return
+    def _note_closed(self):
         engine = self._engine()
         if engine is not None and self._backward is None and not self._forward:
             engine._raw_readers.opened.discard(self)
-        scope.close(False)
 
     def before_forward(self, module=None, args=None):
         self._forward.append(self._open())
 
     def after_forward(self, module, args, result):
-        self._close(self._forward.pop() if self._forward else None)
+        if self._forward:
+            if self._forward[-1] is not None:
+                self._forward[-1].close(False)
+            self._forward.pop()
+            self._note_closed()
         for tensor in _pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(self._before_backward)
@@ -168,14 +171,14 @@ class _Scopes:
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
 
     def _after_backward(self):
-        scope, self._backward = self._backward, None
-        self._close(scope)
+        if self._backward is not None:
+            self._backward.close(False)
+        self._backward = None
+        self._note_closed()
 
     def close_all(self):
-        left = [scope for scope in (*self._forward, self._backward) if scope is not None]
+        for scope in (*self._forward, self._backward):
+            if scope is not None:
+                scope.close(True)
         self._forward, self._backward = [], None
-        engine = self._engine()
-        if engine is not None:
-            engine._raw_readers.opened.discard(self)
-        for scope in left:
-            scope.close(True)
+        self._note_closed()

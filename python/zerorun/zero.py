@@ -32,30 +32,31 @@ class Init:
         return False
 
 
-class GatheredParameters:
+class GatheredParameters(_core.ScopeStack):
     """In this scope each rank has all values of `params`, so that one rank alone can read them, or code without torch's
     operators. If `modifier_rank` is given, all ranks get that rank's writes at the end. A collective. Before initialize()
     parameters made under zero.Init get their values here on each rank, and keep them."""
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
+        super().__init__()
         if isinstance(params, torch.nn.Module):
             params = params.parameters()
         self._params = [params] if isinstance(params, torch.Tensor) else list(params)
         self._modifier_rank = modifier_rank
         self._enabled = enabled
-        self._scope = None
-        self._addresses = None
+        self._entered = []  # for each scope: its engine, and the addresses of its parameters
 
-    def __enter__(self):
-        if not self._enabled or not self._params:
-            return self
-        engine = engine_of(self._params)
-        if engine is None:
+    def _prepare(self, depth):
+        engine = engine_of(self._params) if self._enabled and self._params else None
+        if engine is None and self._enabled and self._params:
             self._make_values()
-            return self
-        self._scope = _core.GatherScope(engine._core, self._params, self._modifier_rank)
-        self._addresses = [_address_of(parameter) for parameter in self._params]
-        return self
+        self._entered[depth:] = [(engine, [])]
+        return None if engine is None else (engine._core, self._params, self._modifier_rank)
+
+    def _note(self, depth):
+        engine, addresses = self._entered[depth]
+        if engine is not None:
+            addresses.extend(_address_of(parameter) for parameter in self._params)
 
     def _make_values(self):
         if self._modifier_rank not in (None, 0) and not torch.distributed.is_initialized():
@@ -64,21 +65,21 @@ class GatheredParameters:
         for parameter in self._params:
             if _core.is_deferred(parameter):
                 parameter.data = _core.make_tensor(parameter)
-        if self._modifier_rank not in (None, 0):
-            self._addresses = []  # rank 0's values are those that initialize() gives all ranks
 
-    def __exit__(self, kind, error, trace):
-        scope, self._scope = self._scope, None
-        addresses, self._addresses = self._addresses, None
-        if scope is None:
-            if addresses is not None and kind is None:
+    def _leave(self, depth, failed):
+        engine, addresses = self._entered[depth]
+        del self._entered[depth:]
+        if failed or not self._enabled:
+            return True
+        if engine is None:
+            # Rank 0's values are those that initialize() gives all ranks.
+            if self._modifier_rank not in (None, 0) and torch.distributed.is_initialized():
                 for parameter in self._params:
                     torch.distributed.broadcast(parameter.data, self._modifier_rank)
             return False
-        moved = [index for index, parameter in enumerate(self._params) if _address_of(parameter) != addresses[index]]
-        scope.close(kind is not None or bool(moved))
-        if moved and kind is None:
-            raise UserError(f"GatheredParameters: tensor {moved[0]} of its parameters has got other memory in the scope "
+        moved = next((i for i, p in enumerate(self._params) if _address_of(p) != addresses[i]), None)
+        if moved is not None:
+            raise UserError(f"GatheredParameters: tensor {moved} of its parameters has got other memory in the scope "
                             "(parameter.data = ...), which the engine does not see: copy values in place "
                             "(parameter.data.copy_(...))")
         return False

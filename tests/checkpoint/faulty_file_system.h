@@ -70,6 +70,7 @@ class FaultyFileSystem : public FileSystem {
   }
   int open_folder(const std::filesystem::path& folder) override { return inner_->open_folder(folder); }
   std::optional<std::vector<std::string>> list_open(int folder) override { return inner_->list_open(folder); }
+  int open_at(int folder, const std::string& name) override { return inner_->open_at(folder, name); }
   int remove_at(int folder, const std::string& name) override { return inner_->remove_at(folder, name); }
   std::optional<std::filesystem::path> link_target(const std::filesystem::path& path) override {
     return inner_->link_target(path);

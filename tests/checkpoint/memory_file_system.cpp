@@ -233,6 +233,12 @@ int MemoryFileSystem::open_folder(const fs::path& folder) {
   return node < 0 || nodes_.at(node).is_folder ? node : -ENOTDIR;
 }
 
+int MemoryFileSystem::open_at(int folder, const std::string& name) {
+  const auto& names = nodes_.at(folder).names;
+  const auto found = names.find(name);
+  return found == names.end() ? -ENOENT : found->second;
+}
+
 std::optional<FileIdentity> MemoryFileSystem::identity(const fs::path& file) {
   const int node = find(file);
   if (node < 0) return std::nullopt;

@@ -59,6 +59,7 @@ class MemoryFileSystem : public FileSystem {
   std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) override;
   int open_folder(const std::filesystem::path& folder) override;
   std::optional<std::vector<std::string>> list_open(int folder) override;
+  int open_at(int folder, const std::string& name) override;
   int remove_at(int folder, const std::string& name) override;
   std::optional<std::filesystem::path> link_target(const std::filesystem::path& /*path*/) override {
     return std::nullopt;

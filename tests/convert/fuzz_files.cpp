@@ -50,6 +50,7 @@ class OneFile : public FileSystem {
   int remove_folder(const std::filesystem::path&) override { std::abort(); }
   int open_folder(const std::filesystem::path&) override { std::abort(); }
   std::optional<std::vector<std::string>> list_open(int) override { std::abort(); }
+  int open_at(int, const std::string&) override { std::abort(); }
   int remove_at(int, const std::string&) override { std::abort(); }
   std::optional<std::filesystem::path> link_target(const std::filesystem::path&) override { std::abort(); }
   std::optional<FileIdentity> identity(const std::filesystem::path&) override { std::abort(); }

@@ -1,5 +1,8 @@
 // Tests checkpoints of hosts without a common folder: rank-threads whose file systems show the same path in
 // different folders, one for each host.
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <cerrno>
@@ -8,9 +11,11 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/unique_fd.h"
 #include "checkpoint/publication.h"
 #include "engine/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
+#include "tests/checkpoint/publish.h"
 #include "tests/engine/collected_state.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/temporary_folder.h"
@@ -97,12 +102,6 @@ void on_hosts(Hosts& hosts, int stage, const std::string& more, const Body& body
       timeout);
 }
 
-std::set<std::string> names_in(const fs::path& folder) {
-  std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
-  return names;
-}
-
 std::string error_of(const std::function<void()>& action) {
   try {
     action();
@@ -160,6 +159,39 @@ TEST_CASE(
            fs::copy_options::recursive | fs::copy_options::skip_existing);
   load_on_first();
   check_same(expected.whole(), merged.whole());
+}
+
+TEST_CASE("While the engines live, every host's folder stays locked") {
+  const TemporaryFolder folder;
+  Hosts hosts(folder);
+  std::atomic<int> locked = 0;
+  on_hosts(hosts, 2, kNodeLocal, [&](StateTraining& training, HostFileSystem& files) {
+    save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false}, files);
+    training.state->checkpoints.finish();
+    training.state->communicator->barrier("saved")->wait();
+    const UniqueFd lock(::open(files.real(kDirectory / kLockName).c_str(), O_RDONLY));
+    locked += ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK ? 1 : 0;
+    training.state->communicator->barrier("tried")->wait();
+  });
+  CHECK(locked == 4);
+}
+
+TEST_CASE("On each host keep_last keeps what was saved last, whatever its folder had before") {
+  const TemporaryFolder folder;
+  Hosts hosts(folder);
+  const fs::path before = hosts.second.real(kDirectory / "global_step900");
+  fs::create_directories(before);
+  std::ofstream(before / "data.safetensors") << "1";
+  std::ofstream(before / kManifestName) << manifest_of("data.safetensors", 41);
+  on_hosts(hosts, 2, kNodeLocal, [&](StateTraining& training, FileSystem& files) {
+    for (const int step : {0, 1}) {
+      training.step(step);
+      save_checkpoint(*training.state, kDirectory, "", {.keep_last = 2, .asynchronous = false}, files);
+    }
+  });
+  for (const HostFileSystem* host : {&hosts.first, &hosts.second})
+    CHECK(names_in(host->real(kDirectory)) ==
+          std::set<std::string>{"global_step1", "global_step2", "latest"});
 }
 
 TEST_CASE("With a common folder, use_node_local_storage changes nothing") {

@@ -74,7 +74,32 @@ std::string survive(int rank, int port, const std::filesystem::path& folder) {
   return "never";
 }
 
+// Rank 1's working folder is gone.
+std::string save_from_nowhere(int rank, int port, const std::filesystem::path& folder) {
+  at::set_num_threads(1);
+  set_rank_variables(rank, 2, port, std::chrono::minutes(5));
+  setenv("ZERORUN_COMM", "shm", 1);
+  StateTraining training(all_state_cases().front(), 2, "fp32", connect());
+  const std::filesystem::path own = folder / std::to_string(rank);
+  std::filesystem::create_directories(own);
+  std::filesystem::current_path(own);
+  if (rank == 1) std::filesystem::remove(own);
+  training.engine->save_checkpoint("saves");
+  return "saved";
+}
+
 }  // namespace
+
+TEST_CASE("If one rank's working folder is gone, a save by a relative path fails on all ranks at once") {
+  const TemporaryFolder folder;
+  const int port = free_port();
+  for (const Ending& ending :
+       run_processes(2, [&](int rank) { return save_from_nowhere(rank, port, folder / ""); })) {
+    CAPTURE(ending.text);
+    CHECK(ending.text.find("UserError: rank 1: saves: the program's working folder cannot be found") == 0);
+    CHECK(ending.seconds < 30);
+  }
+}
 
 TEST_CASE(
     "If a rank dies in a save, the other rank fails within seconds, and the previous checkpoint stays") {

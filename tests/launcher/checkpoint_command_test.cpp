@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "checkpoint/inventory.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/publication.h"
 #include "checkpoint/safetensors_reader.h"
@@ -132,6 +133,8 @@ TEST_CASE("list shows the checkpoints of a folder, newest first, and what is unf
   CHECK_THAT(outcome.out, !Contains("tensorboard"));
   fs::create_directories(folder / "empty");
   CHECK_THAT(folder.run("checkpoint list empty").out, Contains("no checkpoints"));
+  fs::create_directory_symlink("out/best", folder / "link");
+  CHECK_THAT(folder.run("checkpoint list link").err, Contains("is a checkpoint itself"));
 }
 
 TEST_CASE("inspect shows counters, files, and the parameters that a pattern names") {
@@ -327,6 +330,22 @@ TEST_CASE("prune keeps the newest checkpoints, latest, multiples of K, and tags 
   CHECK_FALSE(fs::exists(out / ".global_step10.partial"));
   CHECK_THAT(folder.run("checkpoint prune out").err, Contains("--keep"));
   CHECK(folder.run("checkpoint prune out --keep 0").exit_code == 2);
+}
+
+TEST_CASE("A checkpoint that is saved anew while prune is at work stays, and the others are removed") {
+  const CommandFolder folder;
+  const fs::path out = folder / "out";
+  for (const int step : {1, 2, 3, 4}) save(out, {.tag = "global_step" + std::to_string(step)});
+  PrunePlan plan = plan_prune(local_file_system(), out, {.keep = 1});
+  REQUIRE(plan.removed.size() == 3);
+  const int64_t freed = plan.freed_bytes;
+  save(out, {.tag = "global_step2"});
+  CHECK_FALSE(prune(local_file_system(), out, plan));
+  CHECK(tags_in(out) == std::vector<std::string>{"global_step2", "global_step4"});
+  CHECK(plan.removed.size() == 2);
+  CHECK(plan.kept.back().tag == "global_step2");
+  CHECK(plan.freed_bytes > freed / 2);
+  CHECK(plan.freed_bytes < freed);
 }
 
 TEST_CASE("export writes safetensors files with the dtype and the shard size of the options") {

@@ -277,7 +277,7 @@ TEST_CASE("SIGTERM to the launcher: all ranks save the same step, and the next r
   CHECK(step >= 5);
   CHECK_THAT(ended.out, Contains("ended by SIGTERM after step " + std::to_string(step) + ", which is saved"));
   CHECK(read_file(folder / "saves/latest") == "global_step" + std::to_string(step) + "\n");
-  CHECK(std::distance(std::filesystem::directory_iterator(saves), {}) == 3);  // two tags, and `latest`
+  CHECK(std::distance(std::filesystem::directory_iterator(saves), {}) == 4);  // two tags, `latest`, the lock
 
   const std::string steps = "--steps " + std::to_string(step + 3) + " --csv ";
   CHECK(run(folder, gpt2 + steps + csv + " --resume " + saves).exit_code == 0);

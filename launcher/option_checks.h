@@ -1,0 +1,27 @@
+// Checks of the values of `zerorun`'s options, for CLI11. Pure.
+#pragma once
+
+// CLI::Validator
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+namespace zerorun {
+
+/// The most ranks on a host, and the most hosts.
+inline constexpr int kMostRanks = 4096;
+
+namespace checks {
+
+/// Accepts a number above `low` (or equal to `low`, if `low_allowed`), and at most `high`.
+CLI::Validator seconds(double low, bool low_allowed, double high);
+CLI::Validator whole_number(int low, int high);
+CLI::Validator one_of(const std::vector<std::string>& values);
+/// Like whole_number(1, kMostRanks). Wrappers of DeepSpeed's launcher write -1, its default, which means: not
+/// given. `words` are accepted too.
+CLI::Validator count_of_ranks(const std::vector<std::string>& words);
+/// torchrun's --nnodes is N or MIN:MAX. A range of one number becomes that number.
+CLI::Validator count_of_hosts();
+
+}  // namespace checks
+}  // namespace zerorun

@@ -1,0 +1,33 @@
+// Small checkpoints of one file, for tests of publications.
+#pragma once
+
+#include <filesystem>
+#include <set>
+#include <string>
+
+#include "checkpoint/publication.h"
+
+namespace zerorun::testing {
+
+inline std::string manifest_of(const std::string& file, int64_t saving) {
+  return R"({"format": "zerorun checkpoint", "saving": )" + std::to_string(saving) + R"(, "files": {")" +
+         file + "\": {}}}";
+}
+
+inline void publish(FileSystem& files, const std::filesystem::path& directory, const std::string& tag,
+                    const std::string& text, bool save_latest = true, int64_t keep_last = 0) {
+  Publication publication(files, directory, tag);
+  write_text(files, publication.folder() / "data.safetensors", text);
+  publication.publish(manifest_of("data.safetensors", publication.saving()), save_latest);
+  publication.remove_old(keep_last);
+}
+
+/// The names in the folder without the lock's file.
+inline std::set<std::string> names_in(const std::filesystem::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename());
+  names.erase(kLockName);
+  return names;
+}
+
+}  // namespace zerorun::testing
