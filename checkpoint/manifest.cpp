@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "checkpoint/checksums.h"
+#include "checkpoint/json_text.h"
 
 namespace zerorun {
 namespace {
@@ -263,9 +264,9 @@ void check_consistent(const Manifest& manifest, const std::string& place) {
 // Parses `text`. Throws UserError for deeply nested JSON, because writing or destroying it could overflow the
 // stack.
 json parse_bounded(const std::string& text, const std::string& place) {
-  constexpr int kDeepest = 1000;
   const auto check_depth = [&](int depth, json::parse_event_t, const json&) {
-    if (depth > kDeepest) throw UserError(place + ": nested more than 1000 deep");
+    if (depth > kDeepestJson)
+      throw UserError(place + ": nested more than " + std::to_string(kDeepestJson) + " deep");
     return true;
   };
   return json::parse(text, check_depth);
@@ -374,19 +375,6 @@ std::optional<ManifestOutline> outline_of(const std::string& text) {
   } catch (const UserError&) {
     return std::nullopt;  // nested too deep
   }
-}
-
-bool is_json_text(const std::string& text) {
-  try {
-    return !json(text).dump().empty();
-  } catch (const json::exception&) {
-    return false;
-  }
-}
-
-void check_json(const std::string& text, const std::string& what) {
-  if (!json::accept(text)) throw UserError(what + " is not JSON: " + text.substr(0, 60));
-  parse_bounded(text, what);
 }
 
 std::string to_json(const std::map<std::string, StateFileFacts>& files, const RestartValues& numbers) {

@@ -69,11 +69,6 @@ struct ManifestOutline {
 /// checkpoint is ours too.
 std::optional<ManifestOutline> outline_of(const std::string& text);
 
-/// Whether JSON can hold the text: it is valid UTF-8.
-bool is_json_text(const std::string& text);
-/// Throws UserError unless `text` is valid JSON. `what` names `text` in the message.
-void check_json(const std::string& text, const std::string& what);
-
 /// Returns one rank's part of the manifest (its files and its `numbers`) as a text. Each rank sends this text
 /// to rank 0, where add_part() adds it to the manifest.
 std::string to_json(const std::map<std::string, StateFileFacts>& files, const RestartValues& numbers);

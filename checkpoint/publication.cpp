@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "checkpoint/json_text.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/old_tags.h"
 

@@ -115,6 +115,8 @@ OrderWatch::Statement OrderWatch::statement(uint64_t beat) const {
   Statement own{.rank = rank_, .beat = beat, .kind = call.kind, .number = wait_->number_, .root = call.root};
   for (size_t kind = 0; kind < started_.size(); ++kind) own.started[kind] = started_[kind];
   own.pending = pending_collective_of(call, call.input.numel());
+  // Each text is one line when it is published. A label may have the name of a parameter, and that any bytes.
+  for (std::string* text : {&own.pending.agreed, &own.pending.words}) std::ranges::replace(*text, '\n', ' ');
   return own;
 }
 

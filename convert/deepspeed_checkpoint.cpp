@@ -130,6 +130,12 @@ DeepSpeedCheckpoint read_deepspeed_checkpoint(FileSystem& files, const std::file
   if (contents.folder.is_universal) {
     read_universal(contents);
   } else if (contents.folder.optimizer_files.empty()) {
+    if (!contents.groups.empty()) {
+      throw UserError(
+          contents.folder.path.string() +
+          ": no *_optim_states.pt, which ZeRO stages 1 to 3 write for each rank beside the model's "
+          "file: copy those of all nodes into the folder");
+    }
     read_stage0(contents);
   } else {
     if (contents.groups.empty())

@@ -84,6 +84,20 @@ void refuse_other_parallelism(const fs::path& folder, const std::vector<std::str
   }
 }
 
+// Names the folder's checkpoints, for a message: without the file `latest` none of them is meant.
+std::string checkpoints_in(FileSystem& files, const fs::path& folder, const std::vector<std::string>& names) {
+  std::string there;
+  for (const std::string& name : names) {
+    for (const std::string& file : files.list(folder / name).value_or(std::vector<std::string>())) {
+      if (!file.ends_with("_model_states.pt")) continue;
+      there += " " + name;
+      break;
+    }
+  }
+  if (there.empty()) return "";
+  return "; it has no file \"latest\", so name the folder of one of its checkpoints:" + there;
+}
+
 }  // namespace
 
 DeepSpeedFolder find_deepspeed_files(FileSystem& files, const fs::path& folder) {
@@ -112,7 +126,8 @@ DeepSpeedFolder find_deepspeed_files(FileSystem& files, const fs::path& folder) 
   }
   if (found.model_files.empty())
     throw UserError(found.path.string() + ": not a checkpoint of DeepSpeed: expected " + kModelFile +
-                    " or zero_pp_rank_0_mp_rank_00_model_states.pt");
+                    " or zero_pp_rank_0_mp_rank_00_model_states.pt" +
+                    checkpoints_in(files, found.path, names));
   return found;
 }
 

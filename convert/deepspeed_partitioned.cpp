@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include "base/error.h"
 #include "convert/deepspeed_contents.h"
@@ -58,7 +59,7 @@ class PartitionsReader {
     for (size_t group = 0; group < contents_.groups.size(); ++group)
       add_group(contents_.groups[group], states_[group],
                 paddings_of(paddings, group, contents_.groups[group].parameters.size()));
-    contents_.numbers()["steps.optimizer"] = steps_;
+    contents_.numbers()["steps.optimizer"] = steps_.value_or(contents_.result.facts.generation);
   }
 
  private:
@@ -94,7 +95,7 @@ class PartitionsReader {
       append(states_[group], contents_.state_of_weights(), tensor_of(file, weights.item(group)));
       for (const auto& [name, value] : moments.at(group).entries()) {
         if (name == "step") {
-          steps_ = std::max(steps_, step_of(file, value));
+          steps_ = std::max(steps_.value_or(0), step_of(file, value));
         } else if (file->tensor(value.value, value.place)) {
           append(states_[group], name, tensor_of(file, value));
         }
@@ -134,7 +135,7 @@ class PartitionsReader {
   DeepSpeedContents& contents_;
   std::vector<TorchFile*> files_;    // by rank
   std::vector<GroupStates> states_;  // by group
-  int64_t steps_ = 0;
+  std::optional<int64_t> steps_;     // absent if no state has a step (SGD)
 };
 
 }  // namespace

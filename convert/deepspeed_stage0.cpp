@@ -36,7 +36,7 @@ std::vector<std::string> read_weights(DeepSpeedContents& contents) {
 // The tensors and the step in one entry of the optimizer's state.
 struct Moments {
   std::map<std::string, SourceTensorPtr> tensors;
-  int64_t steps = 0;
+  std::optional<int64_t> steps;  // absent for SGD
   std::string place;
 };
 
@@ -93,9 +93,9 @@ void read_moments(DeepSpeedContents& contents, const PickledField& state,
                   const std::vector<std::string>& names) {
   const std::vector<Moments> moments = moments_of(contents.models.front(), state);
   const auto matches = match(moments, names, contents.result, state.place);
-  int64_t steps = 0;
+  std::optional<int64_t> steps;
   for (const Moments& one : moments) steps = std::max(steps, one.steps);
-  contents.numbers()["steps.optimizer"] = steps;
+  contents.numbers()["steps.optimizer"] = steps.value_or(contents.result.facts.generation);
   if (!matches) {
     contents.leave_out("the optimizer's moments: it has those of " + std::to_string(moments.size()) +
                        " parameters, the module has " + std::to_string(names.size()) +

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include "base/error.h"
 #include "convert/deepspeed_contents.h"
@@ -6,16 +7,16 @@
 namespace zerorun {
 namespace {
 
-// Adds each state that has a file in `folder`. Returns the optimizer's step, or 0 if the folder has none.
-int64_t read_states(DeepSpeedContents& contents, const std::filesystem::path& folder,
-                    SourceParameter& parameter) {
-  int64_t steps = 0;
+// Adds each state that has a file in `folder`. Returns the optimizer's step, if the folder has one.
+std::optional<int64_t> read_states(DeepSpeedContents& contents, const std::filesystem::path& folder,
+                                   SourceParameter& parameter) {
+  std::optional<int64_t> steps;
   for (const std::string& file_name : contents.files->list(folder).value_or(std::vector<std::string>())) {
     if (!file_name.ends_with(".pt")) continue;
     const std::string state = file_name.substr(0, file_name.size() - 3);
     TorchFile* file = contents.open(folder / file_name);
     if (state == "step") {
-      steps = std::max(steps, step_of(file, root_of(*file)));
+      steps = std::max(steps.value_or(0), step_of(file, root_of(*file)));
       continue;
     }
     const SourceTensorPtr source = tensor_of(file, root_of(*file).need("param"));
@@ -34,7 +35,7 @@ void read_universal(DeepSpeedContents& contents) {
   add_groups(facts.need("param_groups"), contents.numbers());
   if (contents.result.facts.precision == "fp16")
     add_loss_scale(facts.need("loss_scaler"), contents.numbers());
-  int64_t steps = 0;
+  std::optional<int64_t> steps;
   for (auto& [name, parameter] : contents.result.parameters) {
     const auto folder = contents.folder.parameter_folders.find(name);
     if (folder == contents.folder.parameter_folders.end())
@@ -43,7 +44,7 @@ void read_universal(DeepSpeedContents& contents) {
     if (!parameter.states.contains(contents.state_of_weights()))
       throw UserError(folder->second.string() + ": fp32.pt is missing");
   }
-  contents.numbers()["steps.optimizer"] = steps;
+  contents.numbers()["steps.optimizer"] = steps.value_or(contents.result.facts.generation);
 }
 
 }  // namespace zerorun

@@ -31,6 +31,7 @@ struct Node {
 
 class PickleArena {
  public:
+  size_t size() const { return nodes_.size(); }
   uint32_t add(PickleKind kind) {
     nodes_.push_back({});
     nodes_.back().kind = kind;
@@ -51,7 +52,8 @@ namespace {
 
 // Python's pickle machine (a value stack, marks and a memo), except that it imports and calls nothing. For an
 // opcode that imports or calls, it adds a node that describes the import or call. Each opcode adds at most
-// one node and copies no value, so memory is proportional to the pickle's size.
+// one node and copies no value, so memory is proportional to the pickle's size: about 100 bytes for a value,
+// which may take one byte there.
 class Machine {
  public:
   Machine(std::span<const std::byte> bytes, const std::string& place, PickleArena& arena)
@@ -59,6 +61,7 @@ class Machine {
 
   uint32_t run() {
     while (true) {
+      if (arena_.size() > kMostNodes) fail("has more than 10 million values");
       const auto opcode = static_cast<char>(take<uint8_t>());
       if (opcode == '.') break;
       const bool done = run_number(opcode) || run_text(opcode) || run_container(opcode) ||
@@ -403,6 +406,7 @@ class Machine {
   }
 
   static constexpr const char* kOrderedDict = "collections.OrderedDict";
+  static constexpr size_t kMostNodes = 10'000'000;
   static constexpr size_t kLongestGlobal = 256;  // bounds memory if many classes refer to one long text
 
   std::span<const std::byte> bytes_;

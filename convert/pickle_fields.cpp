@@ -146,8 +146,10 @@ class JsonWriter {
     for (size_t index = 0; index + 1 < value.size(); index += 2) {
       const PickleValue key = value.item(index);
       const nlohmann::ordered_json name = write(key, depth + 1);
-      members[key.is(PickleKind::text) ? name.get<std::string>() : name.dump()] =
-          write(value.item(index + 1), depth + 1);
+      // The text of a key that is no text may be a key again, one level up, and doubles there.
+      std::string written = key.is(PickleKind::text) ? name.get<std::string>() : name.dump();
+      if (!key.is(PickleKind::text)) count_bytes(written);
+      members[std::move(written)] = write(value.item(index + 1), depth + 1);
     }
     return members;
   }

@@ -30,17 +30,29 @@ const char* spelled(at::ScalarType dtype) {
       return "I8";
     case at::kByte:
       return "U8";
+    case at::kUInt64:
+      return "U64";
+    case at::kUInt32:
+      return "U32";
+    case at::kUInt16:
+      return "U16";
+    case at::kComplexFloat:
+      return "C64";
+    case at::kFloat8_e4m3fn:
+      return "F8_E4M3";
+    case at::kFloat8_e5m2:
+      return "F8_E5M2";
     case at::kBool:
       return "BOOL";
     default:
-      throw UserError(std::string("a buffer of dtype ") + c10::toString(dtype) +
-                      " cannot be saved: convert it, or register it as not persistent");
+      throw UserError(std::string("dtype ") + c10::toString(dtype) + " has no name in safetensors files");
   }
 }
 
 at::ScalarType dtype_of(const std::string& spelled_as) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kInt,
-                                     at::kShort, at::kChar, at::kByte, at::kBool}) {
+                                     at::kShort, at::kChar, at::kByte, at::kUInt64, at::kUInt32, at::kUInt16,
+                                     at::kComplexFloat, at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kBool}) {
     if (spelled_as == spelled(dtype)) return dtype;
   }
   throw UserError("dtype \"" + spelled_as + "\" is not known");

@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <ATen/ops/full_like.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <cmath>
 #include <limits>
@@ -46,6 +47,14 @@ void log_adam(const Config& config) {
   const AdamConfig* adam = config.optimizer ? std::get_if<AdamConfig>(&*config.optimizer) : nullptr;
   if (!adam || !adam->silently_decoupled) return;
   log_info("optimizer \"Adam\" decouples weight decay as AdamW does; with \"adam_w_mode\": false it is L2");
+}
+
+// In a hook the running backward looks like one that has failed, and its gradients would be dropped.
+void check_outside_backward(const std::string& call) {
+  if (torch::autograd::get_current_graph_task_id() < 0) return;
+  throw UserError(call +
+                  "() inside a backward pass (in a hook, or in the backward of a function): call it "
+                  "after the backward");
 }
 
 // An engine that only computes has an optimizer without parameters.
@@ -115,6 +124,14 @@ Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_conf
   return initialize(model_of(model), ds_config, std::move(options));
 }
 
+const std::shared_ptr<EngineState>& EngineStateHandle::get() const {
+  if (state_) return state_;
+  throw UserError(
+      "a use of an engine that has been moved to another Engine object: use that one, or keep the engine in "
+      "a "
+      "std::unique_ptr and move that");
+}
+
 Engine::Engine(std::shared_ptr<EngineState> state) : state_(std::move(state)) {}
 Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
@@ -122,6 +139,7 @@ Engine::~Engine() = default;
 
 void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_graph) {
   EngineState& state = *state_;
+  check_outside_backward("engine.backward");
   state.drop_failed_backward();
   state.follow_marks("engine.backward");
   state.check_trains("engine.backward");
@@ -159,6 +177,7 @@ at::Tensor Engine::scale(const at::Tensor& loss) {
 void Engine::zero_grad() {
   EngineState& state = *state_;
   state.check_not_failed("engine.zero_grad");
+  check_outside_backward("engine.zero_grad");
   state.drop_failed_backward();
   state.drop_gradients();
   if (!state.marks) return;
@@ -178,10 +197,12 @@ void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
 
 void Engine::step() {
   EngineState& state = *state_;
+  check_outside_backward("engine.step");
   state.finish_open_step();
   state.drop_failed_backward();
   state.follow_marks("engine.step");
   state.check_before_step("engine.step");
+  state.optimizer->follow_program();
   state.follow_schedule();
   if (state.residency) state.residency->finish_iteration();
   const bool updates = state.step_updates();

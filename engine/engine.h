@@ -52,6 +52,21 @@ struct CheckpointProgress {
 
 struct EngineState;
 
+/// Owns an engine's state, together with other handles. Every use of an empty one, whose engine has been
+/// moved from, throws UserError.
+class EngineStateHandle {
+ public:
+  explicit EngineStateHandle(std::shared_ptr<EngineState> state) : state_(std::move(state)) {}
+  EngineState& operator*() const { return *get(); }
+  EngineState* operator->() const { return get().get(); }
+  operator const std::shared_ptr<EngineState>&() const { return get(); }
+
+ private:
+  const std::shared_ptr<EngineState>& get() const;
+
+  std::shared_ptr<EngineState> state_;
+};
+
 class Engine {
  public:
   /// Called by initialize(), which makes `state`.
@@ -120,11 +135,11 @@ class Engine {
   void wait_for_checkpoint();
   CheckpointProgress checkpoint_progress() const;
   /// Restores a checkpoint that save_checkpoint() wrote with any number of ranks, stage and precision. The
-  /// restored state is bit-identical to the saved state if all three are the same now. If `tag` is empty,
-  /// restores the checkpoint that `latest` names. A collective, allowed where save_checkpoint() is, but not
-  /// between micro-steps. Throws UserError on all ranks, naming the parameter, file or block. After an error
-  /// during reading some parameters already have the checkpoint's values: load another checkpoint, or end the
-  /// run.
+  /// restored state is bit-identical to the saved state if all three are the same now, except that 16-bit
+  /// values come from master weights that ParameterStates has written. If `tag` is empty, restores the
+  /// checkpoint that `latest` names. A collective, allowed where save_checkpoint() is, but not between
+  /// micro-steps. Throws UserError on all ranks, naming the parameter, file or block. After an error during
+  /// reading some parameters already have the checkpoint's values: load another checkpoint, or end the run.
   RestoredCheckpoint load_checkpoint(const std::filesystem::path& directory, const std::string& tag = {},
                                      const RestoreOptions& options = {});
 
@@ -210,7 +225,7 @@ class Engine {
  private:
   friend class GatherScope;
   friend class ParameterStates;
-  std::shared_ptr<EngineState> state_;  // also owned by GatheredParameters scopes
+  EngineStateHandle state_;  // also owned by GatheredParameters scopes
 };
 
 /// Wraps a model: broadcasts its parameters and buffers from rank 0 to the devices of all ranks and moves the

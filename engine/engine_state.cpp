@@ -2,6 +2,7 @@
 
 #include <c10/util/Type.h>
 
+#include <algorithm>
 #include <bit>
 #include <exception>
 #include <string>
@@ -418,6 +419,12 @@ void EngineState::check_before_step(const std::string& call) const {
                            : " was unfrozen after initialize(): parameters to train require grad before"));
     }
   }
+  for (const NamedParameter& parameter : buckets.trained()) {
+    if (marks || !parameter.tensor.grad().defined()) continue;  // follow_marks() looks at marked ones
+    throw UserError(call + "(): the program has set grad() of parameter " + parameter.name +
+                    ", which has no effect on the engine: leave it empty, and change gradients with "
+                    "ParameterStates::write_gradient() (Python: zerorun.utils.safe_set_full_grad())");
+  }
   for (const NamedTensor& other : unbucketed) {
     if (other.is_buffer || !other.tensor.requires_grad()) continue;
     throw UserError("parameter " + other.name +
@@ -440,7 +447,7 @@ BytesPerParameter EngineState::bytes_per_parameter() const {
       total +=
           static_cast<double>(buckets.parameters()[parameter].tensor.numel() * state.memory.element_size());
   });
-  const auto numel = static_cast<double>(buckets.numel());
+  const double numel = std::max<double>(1, static_cast<double>(buckets.numel()));  // all may be empty
   return {.value = size_of(config.precision.training),
           .gradient = size_of(reducer.gradient_dtype()),
           .master = master / numel,

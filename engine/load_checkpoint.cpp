@@ -122,6 +122,8 @@ class Restore {
     compare("dtype of gradients in collectives:", saved.communication, own.communication);
     compare("dtype of gradients:", saved.dtype, own.dtype);
     compare("factor of gradients:", saved.factor, own.factor);
+    if (state_->scaler && state_->scaler->is_fixed())  // else the checkpoint's is restored
+      compare("loss scale (fp16.loss_scale):", saved.loss_scale, state_->loss_scale());
     if (differences.empty()) return;
     throw UserError(
         "the checkpoint was saved between the micro-steps of an optimizer step, and its gradients do not fit "
@@ -189,6 +191,7 @@ class Restore {
     // Starts a new window, unless the checkpoint was saved within a window, which is then continued.
     state_->counts.micro = state_->counts.drops = 0;
     if (has_window()) resume_window();
+    state_->schedule.resume(state_->counts.applied());
     state_->schedule.ask(state_->counts.applied());
   }
 
@@ -196,6 +199,11 @@ class Restore {
   bool is_there(const std::string& parameter) const {
     const auto found = names_.find(parameter);
     return found != names_.end() && !saved_->manifest().parameters.at(found->second).excluded;
+  }
+
+  // A parameter that was frozen in the checkpoint and is trained now keeps the moments that it has here.
+  bool has_moments(const std::string& parameter) const {
+    return options_.optimizer_states && saved_->manifest().parameters.at(names_.at(parameter)).trained;
   }
 
   bool has_window() const { return options_.counters && saved_->manifest().window; }
@@ -213,7 +221,7 @@ class Restore {
         if (!is_there(parameters[index].name)) continue;
         state_->store.for_each_piece_of(chunk, index, [&](const StatePiece& piece) {
           if (piece.state->kind == StateKind::gradient) return;
-          if (piece.state->kind == StateKind::moment && !options_.optimizer_states) return;
+          if (piece.state->kind == StateKind::moment && !has_moments(parameters[index].name)) return;
           pieces.emplace_back(index, piece);
         });
       }
@@ -255,13 +263,6 @@ class Restore {
       const std::string& name = trained[index].name;
       window.has_gradient[index] =
           is_there(name) && !saved_->dtype_of(names_.at(name), gradient_state()).empty();
-    }
-    if (state_->loss_scale() != saved_->manifest().window->loss_scale) {
-      throw UserError(c10::str("the checkpoint's gradients have the loss scale ",
-                               saved_->manifest().window->loss_scale, ", and this engine's is fixed at ",
-                               state_->loss_scale(),
-                               ": load with the same fp16.loss_scale, or load a checkpoint that was saved "
-                               "after an optimizer step"));
     }
     state_->reducer.resume_window(window);
     state_->holds_gradients = true;
@@ -360,6 +361,25 @@ std::string tag_to_load(const fs::path& directory, const std::string& tag, FileS
                   (there.empty() ? ", and no checkpoint" : "; name one of these:" + there));
 }
 
+// All that must be the same on all ranks, as text.
+std::string words_of_load(const fs::path& directory, const std::string& tag, const RestoreOptions& options) {
+  const auto without = [](bool given, const char* what) {
+    return given ? "" : std::string(", without ") + what;
+  };
+  return (tag.empty() ? "the latest checkpoint" : "\"" + tag + "\"") + " of " + directory.string() +
+         without(options.optimizer_states, "optimizer states") + without(options.counters, "counters") +
+         without(options.strict, "strict");
+}
+
+void check_same_words(const std::string& words, Communicator& communicator, const std::string& label) {
+  const auto all = exchange_texts(words, communicator, label);
+  for (int rank = 1; rank < communicator.world_size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw UserError("ranks load different checkpoints: rank 0 " + all[0] + "; rank " + std::to_string(rank) +
+                    " " + all[rank] + ": give load_checkpoint() the same arguments on all ranks");
+  }
+}
+
 // Hosts without a common folder may have different checkpoints under the same name.
 void check_same_everywhere(const Manifest& manifest, const fs::path& folder, Communicator& communicator) {
   const std::string own = std::to_string(std::hash<std::string>()(to_json(manifest)));
@@ -382,11 +402,13 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   state.checkpoints.forget_published();
   Communicator& communicator = *state.communicator;
   const std::string label = "loading a checkpoint from " + directory.string();
+  check_same_words(words_of_load(directory, tag, options), communicator, label);
   std::string chosen;
   on_all_ranks(communicator, label, [&] {
     state.follow_marks("engine.load_checkpoint");
     state.check_states_are_here("load_checkpoint");
     state.check_between_steps("load_checkpoint");
+    state.optimizer->follow_program();
     if (state.holds_gradients) {
       throw UserError(
           "engine.load_checkpoint() between the micro-steps of an optimizer step, whose gradients would be "

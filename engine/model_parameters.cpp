@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -34,7 +35,11 @@ void add_group(GroupOf& groups, const std::vector<at::Tensor>& parameters, int g
   }
 }
 
-// Returns an empty map if neither the optimizer nor the options have groups.
+// An optimizer without parameters has groups too, which are empty.
+bool has_groups(const InitializeOptions& options) {
+  return options.optimizer || !options.parameter_groups.empty();
+}
+
 GroupOf read_groups(const InitializeOptions& options) {
   GroupOf groups;
   int group = 0;
@@ -68,6 +73,21 @@ void check_trainable(const std::string& name, const at::Tensor& tensor, Dtype tr
     throw UserError(parameter + " is not a leaf: register the tensor that owns the values");
 }
 
+void check_usable(const std::string& name, const at::Tensor& tensor) {
+  if (tensor.is_inference()) {
+    throw UserError("parameter " + name +
+                    " was made in inference mode, where autograd and the engine cannot follow it: build the "
+                    "model outside of c10::InferenceMode (Python: torch.inference_mode())");
+  }
+}
+
+// A parameter outside of buckets is read and written as raw memory, which another engine's buckets forbid.
+void check_without_engine(const std::string& name, const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || !owner_of(tensor) || is_deferred(tensor)) return;
+  throw UserError("frozen parameter " + name +
+                  " is in the memory of another engine, which trains it: destroy that engine first");
+}
+
 bool can_be_partitioned(const at::Tensor& frozen, const Config& config) {
   return is_convertible(frozen, config.precision.training) && frozen.layout() == at::kStrided &&
          frozen.is_non_overlapping_and_dense() && frozen.is_leaf() &&
@@ -89,6 +109,7 @@ void choose_conversions(std::vector<NamedTensor>& unbucketed, size_t first_buffe
 }
 
 void check_shared(const NamedTensor& other) {
+  if (other.tensor.numel() == 0) return;
   for (int64_t dim = 0; dim < other.tensor.dim(); ++dim) {
     if (other.tensor.stride(dim) != 0 || other.tensor.size(dim) < 2) continue;
     throw UserError(other.name +
@@ -160,6 +181,11 @@ int own_group(int given, const std::string& name, const at::Tensor& tensor, cons
 
 ModelParameters collect_parameters(const Model& model, const Config& config,
                                    const InitializeOptions& options) {
+  if (c10::InferenceMode::is_enabled()) {
+    throw UserError(
+        "initialize() in inference mode, in which tensors cannot be trained: call it outside of "
+        "c10::InferenceMode (Python: torch.inference_mode())");
+  }
   const GroupOf groups = read_groups(options);
   size_t found_in_groups = 0;
   ModelParameters result;
@@ -167,23 +193,25 @@ ModelParameters collect_parameters(const Model& model, const Config& config,
   std::unordered_set<c10::TensorImpl*> seen;
   for (const auto& [name, tensor] : model.parameters) {
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    check_usable(name, tensor);
     const auto group = groups.find(tensor.unsafeGetTensorImpl());
     if (group != groups.end()) ++found_in_groups;
     if (!tensor.requires_grad() || options.computes_only) {
       if (policy_of(config.zero.stage).partition_parameters && can_be_partitioned(tensor, config)) {
         result.frozen.push_back({name, tensor, kFrozen});
       } else {
+        check_without_engine(name, tensor);
         result.unbucketed.push_back({.name = name, .tensor = tensor});
       }
       continue;
     }
-    if (!groups.empty() && group == groups.end()) {
+    if (has_groups(options) && group == groups.end()) {
       throw UserError("parameter " + name +
                       " requires grad but is in no parameter group: add it to one, or freeze it with "
                       "requires_grad_(false)");
     }
     check_trainable(name, tensor, config.precision.training);
-    const int given = groups.empty() ? 0 : group->second;
+    const int given = has_groups(options) ? group->second : 0;
     result.trained.push_back({name, tensor, own_group(given, name, tensor, config)});
   }
   if (found_in_groups != groups.size()) {

@@ -84,6 +84,8 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
   c10::NoGradGuard no_grad;
   state_->finish_open_step();
   state_->check_between_steps("reading a state");
+  state_->check_states_are_here("ParameterStates::read");
+  state_->optimizer->follow_program();
   const int index = find_trained(parameter, "state \"" + name + "\"");
   const StateTensor& state = state_of(*state_, index, name);
   const int bucket = state_->buckets.bucket_of(index);
@@ -148,6 +150,8 @@ void ParameterStates::write(const at::Tensor& parameter, const std::string& name
   c10::NoGradGuard no_grad;
   state_->finish_open_step();
   state_->check_between_steps("writing a state");
+  state_->check_states_are_here("ParameterStates::write");
+  state_->optimizer->follow_program();
   const int index = find_trained(parameter, "state \"" + name + "\"");
   const StateTensor& state = state_of(*state_, index, name);
   check_shape(index, "state \"" + name + "\"", values);

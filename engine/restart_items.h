@@ -20,8 +20,7 @@ struct RestartItem {
 };
 
 /// The items of `state`, with the same names on all ranks. `state` must outlive the list. Call it only when
-/// the outcome of the last step is known (finish_open_step()). A torch::optim::LRScheduler of the program
-/// counts its own steps: the program must restore that count.
+/// the outcome of the last step is known (finish_open_step()).
 std::vector<RestartItem> restart_items(EngineState& state);
 
 }  // namespace zerorun

@@ -10,11 +10,13 @@
 
 #include "base/error.h"
 #include "checkpoint/checksums.h"
+#include "checkpoint/json_text.h"
 #include "checkpoint/publication.h"
 #include "comm/agreement.h"
 #include "engine/checkpoint_contents.h"
 #include "engine/checkpoints.h"
 #include "engine/restart_items.h"
+#include "engine/save_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -310,6 +312,9 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     if (directory.empty()) throw UserError("save_checkpoint(): the folder's name is empty: name a folder");
     check_tag(tag);
     part.directory = whole_path(directory);
+    state.optimizer->follow_program();
+    check_names_and_dtypes(state, "save_checkpoint");
+    check_numbers(state, "save_checkpoint");
     if (state.communicator->rank() == 0) check_json(options.client_state, "CheckpointOptions::client_state");
   };
   const bool shares = agree_to_save(state, check, [&] { return words_of(state, directory, tag, options); });

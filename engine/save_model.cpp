@@ -10,6 +10,7 @@
 #include "comm/agreement.h"
 #include "engine/checkpoint_contents.h"
 #include "engine/checkpoints.h"
+#include "engine/save_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -93,6 +94,7 @@ void save_16bit_model(EngineState& state, const fs::path& directory, const std::
   std::string stem;
   on_all_ranks(*state.communicator, label, [&] {
     state.check_between_steps("save_16bit_model");
+    check_names_and_dtypes(state, "save_16bit_model");
     stem = stem_of(filename);
   });
   ModelFile file(state.communicator->rank() == 0);

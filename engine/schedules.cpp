@@ -9,6 +9,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "engine/optimizer_groups.h"
+#include "optim/hyperparameters.h"
+#include "optim/torch_optimizers.h"
 
 namespace zerorun {
 namespace {
@@ -76,6 +78,12 @@ Schedule checked(Schedule given, bool has_betas) {
   };
 }
 
+bool has_betas(const Config& config, const InitializeOptions& options) {
+  if (!options.optimizer) return betas_of(group_configs(*config.optimizer, options).front()).has_value();
+  auto& groups = options.optimizer->param_groups();
+  return !groups.empty() && betas_of(groups.front().options()) != nullptr;
+}
+
 }  // namespace
 
 void check_schedules(const Config& config, const InitializeOptions& options) {
@@ -95,7 +103,11 @@ void check_schedules(const Config& config, const InitializeOptions& options) {
         "passed: pass the one that it was made for as InitializeOptions::optimizer, or a function as "
         "InitializeOptions::schedule");
   }
-  if (config.scheduler) check_lists(*config.scheduler, group_count(config, options));
+  const size_t groups = group_count(config, options);
+  if (config.scheduler) check_lists(*config.scheduler, groups);
+  if (!options.schedule) return;
+  const Schedule schedule = checked(options.schedule, has_betas(config, options));
+  for (size_t group = 0; group < groups; ++group) schedule(0, static_cast<int>(group));
 }
 
 Schedule make_schedule(const Config& config, const InitializeOptions& options,
@@ -132,6 +144,16 @@ void ScheduleFollower::ask(int64_t applied_steps) {
     if (values[group].betas) optimizer_->set_betas(group, *values[group].betas);
   }
   behind_ = false;
+}
+
+void ScheduleFollower::resume(int64_t applied_steps) {
+  // LibTorch's LRScheduler has no function for it, but gives its count to classes that are derived from it.
+  struct Count : torch::optim::LRScheduler {
+    static void set(LRScheduler& scheduler, int64_t count) {
+      scheduler.*(&Count::step_count_) = static_cast<unsigned>(count);
+    }
+  };
+  if (lr_scheduler_) Count::set(*lr_scheduler_, applied_steps);
 }
 
 void ScheduleFollower::follow(int64_t applied_steps) {

@@ -15,6 +15,8 @@ namespace zerorun {
 
 /// Throws UserError if config and options name more than one schedule, if the options have an lr_scheduler
 /// without its optimizer, or if a list of values per parameter group does not have one value for every group.
+/// Calls the program's schedule once for each group and step 0, so that its errors come before the model
+/// changes.
 void check_schedules(const Config& config, const InitializeOptions& options);
 
 /// The config's schedule or the program's function; empty if there is neither. `optimizer` gives the groups'
@@ -37,6 +39,9 @@ class ScheduleFollower {
   /// Asks the schedule for the values of the step after `applied_steps` applied steps, and sets them.
   /// From then on no values are due.
   void ask(int64_t applied_steps);
+  /// Sets the lr_scheduler's count of steps, as a checkpoint is loaded. Its rates belong to the optimizer's
+  /// groups and are restored with them. What a scheduler of the program keeps besides remains as it is.
+  void resume(int64_t applied_steps);
   /// A step was applied: new values are due.
   void note_applied() { behind_ = true; }
   /// If new values are due, steps lr_scheduler or asks the schedule. They stay due if the schedule throws, so

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "engine/optimizer_groups.h"
 #include "optim/client_optimizer.h"
+#include "optim/torch_optimizers.h"
 #include "zero/stage.h"
 
 namespace zerorun {
@@ -86,8 +87,7 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
                           predivide, average, node_local, options.bucket_numel));
   if (optimizer) describe(text, group_configs(*optimizer, options));
   if (options.optimizer) {
-    text << " client";
-    for (const auto& group : options.optimizer->param_groups()) text << ' ' << group.options().get_lr();
+    text << " client " << describe_torch_optimizer(*options.optimizer);
   }
   if (options.schedule) text << " schedule of the program";
   if (options.lr_scheduler) text << " lr_scheduler of the program";

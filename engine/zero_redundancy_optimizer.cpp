@@ -1,7 +1,10 @@
 #include "engine/zero_redundancy_optimizer.h"
 
+#include <cmath>
+#include <limits>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <string>
 
 #include "base/error.h"
@@ -33,13 +36,17 @@ int stage_of(const ZeroRedundancyOptions& options) {
   return options.partition_parameters ? 3 : options.partition_grad ? 2 : 1;
 }
 
-// With this config every step() updates, and gradients are neither divided by accumulation steps nor clipped.
-Config config_of(int stage, bool overlaps, int world_size) {
-  const std::string text = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
-    "managed_gradient_accumulation": false, "zero_optimization": {"stage": )" +
-                           std::to_string(stage) + R"(, "overlap_comm": )" + (overlaps ? "true" : "false") +
-                           "}}";
-  return parse_config(text, "the settings of ZeroRedundancyOptimizer", world_size);
+// With this config every step() updates, and gradients are not divided by accumulation steps.
+Config config_of(int stage, const ZeroRedundancyOptions& options, int world_size) {
+  if (!std::isfinite(options.max_grad_norm) || options.max_grad_norm < 0)
+    throw UserError("max_grad_norm " + std::to_string(options.max_grad_norm) +
+                    ": expected a norm above 0, or 0 for gradients that are not clipped");
+  std::ostringstream text;
+  text.precision(std::numeric_limits<double>::max_digits10);
+  text << R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": )" << options.max_grad_norm
+       << R"(, "managed_gradient_accumulation": false, "zero_optimization": {"stage": )" << stage
+       << R"(, "overlap_comm": )" << (options.overlap_communication ? "true" : "false") << "}}";
+  return parse_config(text.str(), "the settings of ZeroRedundancyOptimizer", world_size);
 }
 
 }  // namespace
@@ -47,18 +54,17 @@ Config config_of(int stage, bool overlaps, int world_size) {
 ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(std::unique_ptr<torch::optim::Optimizer> optimizer,
                                                  ZeroRedundancyOptions options)
     : owned_(std::move(optimizer)), parameters_(module_of(*owned_)), optimizer_(owned_.get()) {
-  start(*parameters_, stage_of(options), options.overlap_communication, std::move(options.communicator));
+  start(*parameters_, stage_of(options), std::move(options));
 }
 
 ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
-                                                 int stage, bool overlaps,
-                                                 std::shared_ptr<Communicator> communicator)
+                                                 int stage, std::shared_ptr<Communicator> communicator,
+                                                 double max_grad_norm)
     : optimizer_(&optimizer) {
-  start(model, stage, overlaps, std::move(communicator));
+  start(model, stage, {.communicator = std::move(communicator), .max_grad_norm = max_grad_norm});
 }
 
-void ZeroRedundancyOptimizer::start(torch::nn::Module& model, int stage, bool overlaps,
-                                    std::shared_ptr<Communicator> communicator) {
+void ZeroRedundancyOptimizer::start(torch::nn::Module& model, int stage, ZeroRedundancyOptions given) {
   if (stage < 0 || stage > 3)
     throw UserError("enable_zero: stage " + std::to_string(stage) + ", expected 0, 1, 2 or 3");
   {
@@ -73,11 +79,11 @@ void ZeroRedundancyOptimizer::start(torch::nn::Module& model, int stage, bool ov
       registry().insert(registered_.back());
     }
   }
-  InitializeOptions options;
-  options.communicator = communicator ? std::move(communicator) : connect();
-  options.optimizer = optimizer_;
   try {
-    const Config config = config_of(stage, overlaps, options.communicator->world_size());
+    InitializeOptions options;
+    options.communicator = given.communicator ? given.communicator : connect();
+    options.optimizer = optimizer_;
+    const Config config = config_of(stage, given, options.communicator->world_size());
     engine_ = std::make_unique<Engine>(initialize(model, config, options));
   } catch (...) {
     std::lock_guard lock(registry_mutex);
@@ -111,9 +117,10 @@ void ZeroRedundancyOptimizer::zero_grad() {
 
 std::unique_ptr<ZeroRedundancyOptimizer> enable_zero(torch::nn::Module& model,
                                                      torch::optim::Optimizer& optimizer, int stage,
-                                                     std::shared_ptr<Communicator> communicator) {
+                                                     std::shared_ptr<Communicator> communicator,
+                                                     double max_grad_norm) {
   return std::unique_ptr<ZeroRedundancyOptimizer>(
-      new ZeroRedundancyOptimizer(model, optimizer, stage, /*overlaps=*/true, std::move(communicator)));
+      new ZeroRedundancyOptimizer(model, optimizer, stage, std::move(communicator), max_grad_norm));
 }
 
 }  // namespace zerorun

@@ -26,11 +26,14 @@ struct ZeroRedundancyOptions {
   bool partition_grad = false;                      // each rank keeps its part of the gradients (stage 2)
   bool partition_parameters = false;                // each rank keeps its part of the parameters (stage 3)
   std::shared_ptr<Communicator> communicator = {};  // default: connect()
+  double max_grad_norm = 0;                         // step() clips gradients to this norm; 0: it does not
 };
 
 /// One per model and rank, used by one thread at a time. Gradients of all backwards since the last step are
 /// summed, as torch does, and averaged over ranks. Scalars such as the learning rate may be changed in
-/// param_groups() or by a scheduler of torch::optim.
+/// param_groups() or by a scheduler of torch::optim. Parameters' grad() stays empty, so clip_grad_norm_() and
+/// clip_grad_value_() of LibTorch do nothing: give max_grad_norm instead. A parameter without a gradient in a
+/// step is updated with a gradient of 0 (moments and weight decay act on it), where LibTorch leaves it out.
 class ZeroRedundancyOptimizer {
  public:
   /// Takes over the optimizer, which must be element-wise (Adam, AdamW, SGD, Adagrad, RMSprop) and not yet
@@ -62,12 +65,13 @@ class ZeroRedundancyOptimizer {
  private:
   friend std::unique_ptr<ZeroRedundancyOptimizer> enable_zero(torch::nn::Module& model,
                                                               torch::optim::Optimizer& optimizer, int stage,
-                                                              std::shared_ptr<Communicator> communicator);
+                                                              std::shared_ptr<Communicator> communicator,
+                                                              double max_grad_norm);
 
   ZeroRedundancyOptimizer(std::unique_ptr<torch::optim::Optimizer> optimizer, ZeroRedundancyOptions options);
   ZeroRedundancyOptimizer(torch::nn::Module& model, torch::optim::Optimizer& optimizer, int stage,
-                          bool overlaps, std::shared_ptr<Communicator> communicator);
-  void start(torch::nn::Module& model, int stage, bool overlaps, std::shared_ptr<Communicator> communicator);
+                          std::shared_ptr<Communicator> communicator, double max_grad_norm);
+  void start(torch::nn::Module& model, int stage, ZeroRedundancyOptions options);
 
   std::unique_ptr<torch::optim::Optimizer> owned_;  // null under enable_zero()
   std::unique_ptr<torch::nn::Module> parameters_;   // null under enable_zero()
@@ -78,10 +82,12 @@ class ZeroRedundancyOptimizer {
 
 /// Turns an ordinary training program into one with ZeRO: partitions the training state of `model` as `stage`
 /// (0 to 3) says, and makes `optimizer` update this rank's part. `model` and `optimizer` must outlive the
-/// result. Call step() and zero_grad() of the result, not of the optimizer. Code for evaluation and
-/// prediction needs no change. A collective. Throws UserError.
+/// result, so define them before it. Call step() and zero_grad() of the result, not of the optimizer. Code
+/// for evaluation and prediction needs no change. `max_grad_norm`: as in ZeroRedundancyOptions. A collective.
+/// Throws UserError.
 std::unique_ptr<ZeroRedundancyOptimizer> enable_zero(torch::nn::Module& model,
                                                      torch::optim::Optimizer& optimizer, int stage = 2,
-                                                     std::shared_ptr<Communicator> communicator = {});
+                                                     std::shared_ptr<Communicator> communicator = {},
+                                                     double max_grad_norm = 0);
 
 }  // namespace zerorun

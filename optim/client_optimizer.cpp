@@ -8,20 +8,22 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <tuple>
 #include <typeinfo>
 #include <utility>
 
 #include "base/error.h"
+#include "optim/torch_optimizers.h"
 
 namespace zerorun {
 namespace {
 
 using torch::optim::Adagrad;
-using torch::optim::AdagradOptions;
 using torch::optim::AdagradParamState;
 
 // Whether the optimizer has not been stepped. Before the first step only Adagrad has state, made by its
@@ -34,73 +36,27 @@ bool is_fresh(const torch::optim::Optimizer& optimizer) {
   return true;
 }
 
-using Borrow = std::function<at::Tensor(const char*)>;
-
-// torch::optim has no common function that creates a parameter's state. These functions create the state that
-// an optimizer of each type has before it uses its first gradient.
-template <typename State, typename Options>
-std::unique_ptr<torch::optim::OptimizerParamState> adam_state(const Options& options, const Borrow& borrow) {
-  auto state = std::make_unique<State>();
-  state->step(0).exp_avg(borrow("exp_avg")).exp_avg_sq(borrow("exp_avg_sq"));
-  if (options.amsgrad()) state->max_exp_avg_sq(borrow("max_exp_avg_sq"));
-  return state;
-}
-
-std::unique_ptr<torch::optim::OptimizerParamState> adagrad_state(const AdagradOptions& options,
-                                                                 const Borrow& borrow) {
-  auto state = std::make_unique<AdagradParamState>();
-  state->step(0).sum(borrow("sum").fill_(options.initial_accumulator_value()));
-  return state;
-}
-
-std::unique_ptr<torch::optim::OptimizerParamState> rmsprop_state(const torch::optim::RMSpropOptions& options,
-                                                                 const Borrow& borrow) {
-  auto state = std::make_unique<torch::optim::RMSpropParamState>();
-  state->step(0).square_avg(borrow("square_avg"));
-  if (options.centered()) state->grad_avg(borrow("grad_avg"));
-  if (options.momentum() > 0) state->momentum_buffer(borrow("momentum_buffer"));
-  return state;
-}
-
-// Returns null for SGD, which creates its momentum buffer in the first step from the first gradient.
-std::unique_ptr<torch::optim::OptimizerParamState> first_state(const torch::optim::Optimizer& optimizer,
-                                                               const torch::optim::OptimizerOptions& options,
-                                                               const Borrow& borrow) {
-  using namespace torch::optim;
-  if (auto* adam = dynamic_cast<const AdamOptions*>(&options))
-    return adam_state<AdamParamState>(*adam, borrow);
-  if (auto* adamw = dynamic_cast<const AdamWOptions*>(&options)) {
-    return adam_state<AdamWParamState>(*adamw, borrow);
+// SGD takes the whole gradient into its momentum buffer in the first step, whatever the dampening is. The
+// buffers exist before that step here, so the dampening is 0 during the step.
+class UndampenedStep {
+ public:
+  explicit UndampenedStep(torch::optim::Optimizer& optimizer) {
+    for (auto& group : optimizer.param_groups()) {
+      auto* sgd = dynamic_cast<torch::optim::SGDOptions*>(&group.options());
+      if (!sgd) continue;
+      given_.emplace_back(sgd, sgd->dampening());
+      sgd->dampening(0);
+    }
   }
-  if (auto* rmsprop = dynamic_cast<const RMSpropOptions*>(&options)) return rmsprop_state(*rmsprop, borrow);
-  // Uses the defaults and not the group's options, as Adagrad's constructor does.
-  if (auto* adagrad = dynamic_cast<const AdagradOptions*>(&optimizer.defaults())) {
-    return adagrad_state(*adagrad, borrow);
+  ~UndampenedStep() {
+    for (const auto& [options, dampening] : given_) options->dampening(dampening);
   }
-  return nullptr;
-}
+  UndampenedStep(const UndampenedStep&) = delete;
+  UndampenedStep& operator=(const UndampenedStep&) = delete;
 
-// SGD's state has no step count.
-void set_step(torch::optim::OptimizerParamState& state, int64_t step) {
-  using namespace torch::optim;
-  if (auto* adam = dynamic_cast<AdamParamState*>(&state)) adam->step(step);
-  if (auto* adamw = dynamic_cast<AdamWParamState*>(&state)) adamw->step(step);
-  if (auto* adagrad = dynamic_cast<AdagradParamState*>(&state)) adagrad->step(step);
-  if (auto* rmsprop = dynamic_cast<RMSpropParamState*>(&state)) rmsprop->step(step);
-}
-
-bool has_sgd_momentum(const torch::optim::OptimizerOptions& options) {
-  auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&options);
-  return sgd && sgd->momentum() != 0;
-}
-
-// Null for an optimizer without betas.
-std::tuple<double, double>* betas_of(torch::optim::OptimizerOptions& options) {
-  if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&options)) return &adam->betas();
-  if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&options)) return &adamw->betas();
-  auto* foreign = dynamic_cast<ForeignOptions*>(&options);
-  return foreign && foreign->betas ? &*foreign->betas : nullptr;
-}
+ private:
+  std::vector<std::pair<torch::optim::SGDOptions*, double>> given_;
+};
 
 class ClientOptimizer : public ShardOptimizer {
  public:
@@ -118,11 +74,16 @@ class ClientOptimizer : public ShardOptimizer {
       gradients_.push_back(is_wide ? shard.gradient : device.allocate(shard.values.numel(), at::kFloat));
       auto& group = optimizer.param_groups()[shard.group];
       group.params().push_back(shard.values);
-      auto state =
-          first_state(optimizer, group.options(), [&](const char* name) { return borrow(shard, name); });
+      auto& lent = lent_.emplace_back();
+      auto state = first_state(optimizer, group.options(), [&](const char* name) {
+        return lent.emplace_back(name, borrow(shard, name)).second;
+      });
       if (state) optimizer.state()[shard.values.unsafeGetTensorImpl()] = std::move(state);
       if (foreign_) lend_moments(shard, borrow);
-      momenta_.push_back(has_sgd_momentum(group.options()) ? borrow(shard, "momentum_buffer") : at::Tensor());
+    }
+    for (const auto& group : optimizer.param_groups()) {
+      shards_of_group_.push_back(group.params().size());
+      options_of_group_.push_back(moment_options(group.options()));
     }
   }
 
@@ -130,8 +91,9 @@ class ClientOptimizer : public ShardOptimizer {
   // the engine and would otherwise keep the engine's memory.
   ~ClientOptimizer() override {
     optimizer_->state() = std::move(given_state_);
-    for (size_t group = 0; group < given_.size(); ++group)
-      optimizer_->param_groups()[group].params() = std::move(given_[group]);
+    auto& groups = optimizer_->param_groups();  // the program may have removed some
+    for (size_t group = 0; group < std::min(given_.size(), groups.size()); ++group)
+      groups[group].params() = std::move(given_[group]);
   }
 
   // The host must know whether to step, since torch::optim cannot skip an update on the device.
@@ -152,14 +114,23 @@ class ClientOptimizer : public ShardOptimizer {
     if (foreign_) return foreign_->set_steps(steps);
     auto& states = optimizer_->state();
     for (size_t index = 0; index < shards_.size(); ++index) {
-      void* key = shards_[index].values.unsafeGetTensorImpl();
-      if (momenta_[index].defined()) states.erase(key);
-      if (momenta_[index].defined() && steps > 0) {
-        auto state = std::make_unique<torch::optim::SGDParamState>();
-        state->momentum_buffer(momenta_[index]);
-        states[key] = std::move(state);
+      const auto found = states.find(shards_[index].values.unsafeGetTensorImpl());
+      if (found != states.end()) set_step(*found->second, steps);
+    }
+  }
+
+  void follow_program() override {
+    check_groups();
+    const c10::NoGradGuard no_grad;
+    for (size_t index = 0; index < shards_.size(); ++index) {
+      if (lent_[index].empty()) continue;
+      const auto found = optimizer_->state().find(shards_[index].values.unsafeGetTensorImpl());
+      if (found == optimizer_->state().end()) {
+        throw UserError(
+            "the program has removed states from the optimizer that it passed to initialize(): leave its "
+            "state() as it is, or write zeros with ParameterStates");
       }
-      if (const auto found = states.find(key); found != states.end()) set_step(*found->second, steps);
+      take_over(static_cast<int>(index), *found->second);
     }
   }
 
@@ -212,8 +183,12 @@ class ClientOptimizer : public ShardOptimizer {
       if (gradient_divisor != 1) gradient.div_(gradient_divisor);
       shards_[index].values.mutable_grad() = gradient;
     }
-    optimizer_->step();
-    if (steps_++ == 0) adopt_momenta();
+    if (steps_++ > 0) {
+      optimizer_->step();
+    } else {
+      const UndampenedStep first(*optimizer_);
+      optimizer_->step();
+    }
     for (size_t index = 0; index < shards_.size(); ++index) {
       const Shard& shard = shards_[index];
       shard.values.mutable_grad().reset();
@@ -222,15 +197,61 @@ class ClientOptimizer : public ShardOptimizer {
     for (int index = 0; index < count; ++index) access_->close(index, ShardUse::update);
   }
 
-  // After the first step: moves the momentum buffers that SGD has created to the borrowed memory.
-  void adopt_momenta() {
-    for (size_t index = 0; index < momenta_.size(); ++index) {
-      if (!momenta_[index].defined()) continue;
-      auto& state = *optimizer_->state().at(shards_[index].values.unsafeGetTensorImpl());
-      auto& sgd = static_cast<torch::optim::SGDParamState&>(state);
-      sgd.momentum_buffer(momenta_[index].copy_(sgd.momentum_buffer()));
+  void check_groups() const {
+    const auto& groups = optimizer_->param_groups();
+    bool is_same = groups.size() == given_.size();
+    for (size_t group = 0; is_same && group < groups.size(); ++group)
+      is_same = groups[group].params().size() == shards_of_group_[group];
+    if (!is_same) {
+      throw UserError(
+          "the program has changed the parameters of the optimizer that it passed to initialize(), as "
+          "add_param_group() does: the engine trains those of initialize() only; give the optimizer all "
+          "parameters before");
+    }
+    for (size_t group = 0; group < groups.size(); ++group) {
+      const MomentOptions& then = options_of_group_[group];
+      const MomentOptions now = moment_options(groups[group].options());
+      const char* added = now.momentum && !then.momentum   ? "momentum"
+                          : now.amsgrad && !then.amsgrad   ? "amsgrad"
+                          : now.centered && !then.centered ? "centered"
+                                                           : nullptr;
+      if (!added) continue;
+      throw UserError("the program has set " + std::string(added) + " of the optimizer's parameter group " +
+                      std::to_string(group) +
+                      " after initialize(), where it had none: the engine keeps no state for it, and "
+                      "checkpoints would lack it; set it before initialize()");
     }
   }
+
+  // Moves moments that the program has put into the state (torch::load(optimizer)) to the borrowed memory.
+  void take_over(int index, torch::optim::OptimizerParamState& state) {
+    const auto& lent = lent_[index];
+    bool is_same = true;
+    for_each_moment(state, [&](std::string_view name, const at::Tensor& moment) {
+      const auto own = std::ranges::find(lent, name, &Lent::first);
+      if (own == lent.end() || moment.is_same(own->second)) return;
+      is_same = false;
+      if (moment.defined() && moment.sizes() == own->second.sizes()) return;
+      throw UserError(c10::str(
+          "the program has given the optimizer another ", name, ", of shape ",
+          moment.defined() ? moment.sizes() : at::IntArrayRef(), ", where the engine keeps ",
+          own->second.numel(),
+          " elements: load what torch::save(optimizer) wrote on the same rank of a training with the "
+          "same settings, or use checkpoints of the engine"));
+    });
+    if (is_same) return;
+    access_->open(index, ShardUse::moments);
+    for_each_moment(state, [&](std::string_view name, at::Tensor& moment) {
+      const auto own = std::ranges::find(lent, name, &Lent::first);
+      if (own == lent.end() || moment.is_same(own->second)) return;
+      own->second.copy_(moment);
+      moment = own->second;
+    });
+    access_->close(index, ShardUse::moments);
+    steps_ = step_of(state).value_or(std::max<int64_t>(steps_, 1));
+  }
+
+  using Lent = std::pair<std::string_view, at::Tensor>;
 
   torch::optim::Optimizer* optimizer_;
   ForeignOptimizer* foreign_;                   // the optimizer, or null
@@ -239,7 +260,9 @@ class ClientOptimizer : public ShardOptimizer {
   std::vector<Shard> shards_;
   Device* device_;
   StateAccess* access_;
-  std::vector<at::Tensor> momenta_;  // by shard: SGD's momentum buffer; undefined without momentum
+  std::vector<std::vector<Lent>> lent_;  // by shard: its moments, in borrowed memory
+  std::vector<size_t> shards_of_group_;
+  std::vector<MomentOptions> options_of_group_;  // at initialize()
   int64_t steps_ = 0;
   std::vector<at::Tensor> gradients_;  // by shard: Shard::gradient, or its float32 copy if it has 16 bits
 };

@@ -22,6 +22,7 @@ class LossScaler {
   explicit LossScaler(const LossScaleConfig& config);
 
   double scale() const { return state_.scale; }
+  bool is_fixed() const { return config_.fixed.has_value(); }
   const State& state() const { return state_; }
   /// Restores a saved state. A fixed scale keeps the config's value.
   void set_state(const State& state) {

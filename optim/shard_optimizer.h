@@ -77,6 +77,9 @@ class ShardOptimizer {
   /// of its facts, and sets it when a checkpoint is loaded.
   virtual int64_t steps() const = 0;
   virtual void set_steps(int64_t steps) = 0;
+  /// Call this before a step, and before moments are read, written or saved. Takes over what the program has
+  /// changed in an optimizer of its own. Throws UserError for changes that the engine cannot follow.
+  virtual void follow_program() {}
 
   virtual double lr(int group) const = 0;
   virtual void set_lr(int group, double lr) = 0;

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "device/dtypes.h"
+#include "zero/interception.h"
 
 namespace zerorun {
 namespace {
@@ -37,9 +38,14 @@ struct GradientReducer::Hook : torch::autograd::PostAccumulateGradHook {
        std::unique_ptr<PostAccumulateGradHook> earlier)
       : reducer(std::move(reducer)), parameter(parameter), earlier(std::move(earlier)) {}
 
-  void operator()(const at::Tensor& tensor) override {
+  // If a hook throws, the gradient may not stay in grad(), where the next backward would add to it.
+  void operator()(const at::Tensor& tensor) override try {
     if (earlier) (*earlier)(tensor);
     if (*reducer) (*reducer)->on_gradient(parameter, tensor);
+  } catch (...) {
+    const at::Tensor& left = tensor.grad();  // the gradient, or a mark of the engine, which has an owner
+    if (*reducer && left.defined() && !owner_of(left)) tensor.mutable_grad().reset();
+    throw;
   }
 
   std::shared_ptr<GradientReducer*> reducer;

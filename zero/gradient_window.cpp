@@ -15,12 +15,14 @@ WindowSoFar GradientReducer::window_so_far() {
   for (BucketState& state : states_)
     state.writers.hand_over(*streams_, streams_->current(), Handover::written);
   const bool elsewhere = std::ranges::any_of(states_, [&](const BucketState& state) {
-    return state.late.memory.defined() || (state.sums.defined() && !reduced_in_sums());
+    return state.late.memory.defined() || (state.sums.defined() && !reduced_in_sums()) ||
+           (state.reduction_started && !reduces_every_backward());
   });
   if (elsewhere) {
     throw UserError(
-        "the gradients of a window with several backwards and gradient_accumulation_steps 1, or with "
-        "gradients that came late, cannot be saved: save after the step() that ends it");
+        "the gradients of a window with several backwards and gradient_accumulation_steps 1, with gradients "
+        "that came late, or with gradients that are reduced already (after a backward that was declared the "
+        "last, or read_gradient()) cannot be saved: save after the step() that ends it");
   }
   WindowSoFar window{.has_gradient = written_, .arrivals = window_arrivals_, .tally = {}};
   if (reduces_every_backward()) {

@@ -11,6 +11,7 @@
 #include <valijson/validator.hpp>
 
 #include "checkpoint/checksums.h"
+#include "checkpoint/json_text.h"
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
@@ -190,6 +191,28 @@ TEST_CASE("A change of any digit of a manifest is detected") {
     changed += same == "refused";
   }
   CHECK(changed > 60);
+}
+
+TEST_CASE("A client state that would not come back as it is is refused with the place of the value") {
+  const auto refusal = [](const std::string& text) {
+    return user_error([&] { check_json(text, "client_state"); });
+  };
+  for (const char* kept :
+       {"null", "[1, -9223372036854775808, 18446744073709551615]", R"({"a": {"a": 1.5e300}})",
+        R"([{"a": 1}, {"a": 2}])", R"({"lr": 0.1, "name": "\u00e9"})"}) {
+    CAPTURE(kept);
+    CHECK(refusal(kept) == "no error");
+  }
+  CHECK_THAT(refusal(R"({"rng": {"state": [1, 323726261719206589602543583274561722519]}})"),
+             Contains("client_state.rng.state[]") && Contains("more than 64 bits, 3237262617192065896") &&
+                 Contains("write it as a text"));
+  CHECK_THAT(refusal("-9223372036854775809"), Contains("client_state is an integer"));
+  CHECK_THAT(refusal(R"([{"a": {"step": 1, "other": 2, "step": 3}}])"),
+             Contains("client_state[].a has the key \"step\" twice"));
+  CHECK_THAT(refusal(R"({"a": 1)"), Contains("client_state is not JSON"));
+  CHECK_THAT(refusal("{\"a\": \"\xff\"}"), Contains("client_state is not JSON"));
+  CHECK_THAT(refusal(std::string(2000, '[') + std::string(2000, ']')),
+             Contains("nested more than 1000 deep"));
 }
 
 TEST_CASE("Errors say what is wrong with a manifest") {

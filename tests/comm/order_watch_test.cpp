@@ -116,6 +116,16 @@ TEST_CASE("order watch: a rank that is late, or starts its collectives in anothe
   }
 }
 
+TEST_CASE("order watch: a label of two lines is no disagreement") {
+  const int port = testing::free_port();
+  check_all_went_through(run_processes(3, [&](int rank) -> std::string {
+    auto communicator = join("gloo", rank, 3, port);
+    if (rank == 2) sleep_ms(kSlow);
+    gather(*communicator, "layer\nof two lines")->wait();
+    return "went through";
+  }));
+}
+
 TEST_CASE("order watch: threads of a rank may wait for different collectives") {
   for (const char* transport : {"gloo", "shm"}) {
     INFO(transport);

@@ -31,6 +31,7 @@ struct Files {
   std::vector<int64_t> moments = {3, 3};  // elements of exp_avg on each rank
   int groups = 1;                         // parameter groups in the optimizer's files
   Entries model = {};                     // entries of the model's file to replace or to add
+  bool is_sgd = false;                    // momentum_buffer instead of step and exp_avg
   std::string dtype_of_rank_1 = "FloatStorage";
 };
 
@@ -57,8 +58,9 @@ std::string optimizer_file(const Files& files, size_t rank) {
   const std::string storage =
       pk::storage(rank == 1 ? files.dtype_of_rank_1 : std::string("FloatStorage"), "0", 64);
   const std::string weights = pk::tensor(storage, 0, {files.stored[rank]}, {1});
-  const std::string states =
-      pk::dict({{"step", pk::integer(7)}, {"exp_avg", floats("0", {files.moments[rank]}, {1})}});
+  const std::string moment = floats("0", {files.moments[rank]}, {1});
+  const std::string states = files.is_sgd ? pk::dict({{"momentum_buffer", moment}})
+                                          : pk::dict({{"step", pk::integer(7)}, {"exp_avg", moment}});
   const auto groups = static_cast<size_t>(files.groups);
   const std::string base = pk::dict({{"param_groups", pk::list({pk::dict({{"lr", pk::integer(1)}})})},
                                      {"state", pk::numbered(std::vector<std::string>(groups, states))}});
@@ -92,6 +94,9 @@ class Folder {
   }
   std::string refusal() const {
     return user_error([&] { read(); });
+  }
+  std::string refusal_of_parent() const {
+    return user_error([&] { read_deepspeed_checkpoint(local_file_system(), folder_ / "x"); });
   }
 
  private:
@@ -138,6 +143,46 @@ TEST_CASE("Files of several runs, missing entries and unsupported parallelism ar
   CHECK_THAT(fewer.refusal(), Contains("1 files of model states") && Contains("2 ranks"));
   CHECK_THAT(refusal({.stage = 1, .model = {{"module", pk::dict({{"b\xff", floats("0", {6}, {1})}})}}}),
              Contains("not UTF-8 text"));
+}
+
+TEST_CASE("SGD's states have no step: the number of applied steps takes its place") {
+  for (const int stage : {1, 3}) {
+    const DeepSpeedCheckpoint sgd =
+        Folder({.stage = stage, .model = {{"skipped_steps", pk::integer(2)}}, .is_sgd = true}).read();
+    CHECK(std::get<int64_t>(sgd.facts.numbers.at("steps.optimizer")) == 5);
+    CHECK(sgd.parameters.at("w").states.contains("momentum_buffer"));
+  }
+  const Folder at_stage_0({.stage = 1});
+  for (const char* rank : {"0", "1"})
+    at_stage_0.remove(std::string("zero_pp_rank_") + rank + "_mp_rank_00_optim_states.pt");
+  const std::string state = pk::dict({{"momentum_buffer", floats("0", {6}, {1})}});
+  at_stage_0.write(
+      "mp_rank_00_model_states.pt",
+      model_file(
+          {.stage = 1,
+           .model = {{"param_shapes", pk::kNone},
+                     {"optimizer", pk::dict({{"param_groups", pk::list({pk::dict({{"lr", pk::integer(1)}})})},
+                                             {"state", pk::numbered({state})}})}}}));
+  CHECK(std::get<int64_t>(at_stage_0.read().facts.numbers.at("steps.optimizer")) == 7);
+}
+
+TEST_CASE("Without optimizer files, and without latest, the error says what is missing") {
+  const Folder model_only({.stage = 1});
+  for (const char* rank : {"0", "1"})
+    model_only.remove(std::string("zero_pp_rank_") + rank + "_mp_rank_00_optim_states.pt");
+  CHECK_THAT(model_only.refusal(), Contains("global_step7") && Contains("no *_optim_states.pt") &&
+                                       Contains("copy those of all nodes"));
+  CHECK_THAT(model_only.refusal_of_parent(),
+             Contains("no file \"latest\"") && Contains("one of its checkpoints: global_step7"));
+}
+
+TEST_CASE("Keys that are dicts of dicts do not take all memory") {
+  std::string nested = "}";
+  for (int level = 0; level < 40; ++level) nested = "}(" + nested + pk::kNone + "u";
+  const DeepSpeedCheckpoint source = read_with({{"nested", nested}, {"kept", pk::integer(3)}});
+  CHECK(json::parse(source.facts.client_state) == json({{"kept", 3}}));
+  REQUIRE(source.facts.left_out.size() >= 1);
+  CHECK_THAT(source.facts.left_out.back(), Contains("nested") && Contains("more than 64 MiB"));
 }
 
 TEST_CASE("A moment in another memory layout than its parameter is refused") {

@@ -150,6 +150,12 @@ TEST_CASE(
 }
 
 #ifndef __SANITIZE_ADDRESS__
+TEST_CASE("A pickle of more values than any checkpoint has is refused") {
+  std::string bytes = text("\x80\x04N");
+  for (int repeat = 0; repeat < 10'000'001; ++repeat) bytes += ")0";
+  CHECK_THAT(refusal(bytes + "."), Contains("more than 10 million values"));
+}
+
 TEST_CASE("A pickle of any contents takes no more memory than the stated factor") {
   constexpr size_t kRepeats = 300'000;
   const std::vector<std::pair<std::string, std::string>> shapes = {

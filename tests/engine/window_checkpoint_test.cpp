@@ -136,8 +136,13 @@ TEST_CASE("Gradients with another loss scale or precision are refused") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     StateTraining training(all_state_cases().front(), 0, "fp16", communicator, settings_of({}));
     training.state->scaler.emplace(LossScaleConfig{.fixed = 128.0});
-    expect_throws([&] { training.engine->load_checkpoint(folder / "a"); }, "fixed at 128",
-                  "another loss scale");
+    expect_throws([&] { training.engine->load_checkpoint(folder / "a"); },
+                  "loss scale (fp16.loss_scale): 16 there, 128 here", "another loss scale");
+    // Nothing of it has been loaded: training goes on, and another checkpoint can be loaded.
+    for (int micro = 0; micro < kMicroSteps; ++micro) training.step(micro);
+    training.engine->save_checkpoint(folder / "b");
+    training.engine->wait_for_checkpoint();
+    CHECK_NOTHROW(training.engine->load_checkpoint(folder / "b"));
   });
 }
 

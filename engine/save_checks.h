@@ -1,0 +1,15 @@
+// Checks before anything is saved, so that an error names what cannot be saved. Used by the engine's thread.
+#pragma once
+
+#include "engine/engine_state.h"
+
+namespace zerorun {
+
+/// Throws UserError if a parameter or buffer has a name or dtype that safetensors files cannot have. `call`:
+/// "save_checkpoint".
+void check_names_and_dtypes(const EngineState& state, const std::string& call);
+
+/// Throws UserError if a learning rate or another number that a checkpoint keeps is infinite or NaN.
+void check_numbers(EngineState& state, const std::string& call);
+
+}  // namespace zerorun
