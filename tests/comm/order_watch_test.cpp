@@ -120,7 +120,7 @@ TEST_CASE("order watch: a label of two lines is no disagreement") {
   const int port = testing::free_port();
   check_all_went_through(run_processes(3, [&](int rank) -> std::string {
     auto communicator = join("gloo", rank, 3, port);
-    if (rank == 2) sleep_ms(kSlow);
+    if (rank == 2) sleep_for_ms(kSlow);
     gather(*communicator, "layer\nof two lines")->wait();
     return "went through";
   }));
