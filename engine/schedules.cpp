@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -86,7 +87,7 @@ bool has_betas(const Config& config, const InitializeOptions& options) {
 
 }  // namespace
 
-void check_schedules(const Config& config, const InitializeOptions& options) {
+void check_schedules(const Config& config, InitializeOptions& options) {
   const bool by_program = options.schedule || options.lr_scheduler;
   if (config.scheduler && by_program) {
     throw UserError(
@@ -107,7 +108,14 @@ void check_schedules(const Config& config, const InitializeOptions& options) {
   if (config.scheduler) check_lists(*config.scheduler, groups);
   if (!options.schedule) return;
   const Schedule schedule = checked(options.schedule, has_betas(config, options));
-  for (size_t group = 0; group < groups; ++group) schedule(0, static_cast<int>(group));
+  std::deque<ScheduledValues> first;
+  for (size_t group = 0; group < groups; ++group) first.push_back(schedule(0, static_cast<int>(group)));
+  options.schedule = [given = std::move(options.schedule), first](int64_t step, int group) mutable {
+    if (first.empty()) return given(step, group);
+    const ScheduledValues values = first.front();
+    first.pop_front();
+    return values;
+  };
 }
 
 Schedule make_schedule(const Config& config, const InitializeOptions& options,

@@ -15,9 +15,9 @@ namespace zerorun {
 
 /// Throws UserError if config and options name more than one schedule, if the options have an lr_scheduler
 /// without its optimizer, or if a list of values per parameter group does not have one value for every group.
-/// Calls the program's schedule once for each group and step 0, so that its errors come before the model
-/// changes.
-void check_schedules(const Config& config, const InitializeOptions& options);
+/// Asks the program's schedule for the values of step 0, so that its errors come before the model changes.
+/// `options.schedule` then returns these values first, without another call.
+void check_schedules(const Config& config, InitializeOptions& options);
 
 /// The config's schedule or the program's function; empty if there is neither. `optimizer` gives the groups'
 /// initial learning rates and is not kept. If the result calls the program's function, it throws UserError

@@ -167,7 +167,7 @@ TEST_CASE("oslo_gpt2: a user's mistake is one message") {
       {"--length 64", "--length 64: the model has 32 positions"},
       {"--init " + (files.folder / "none").string(), "none: is no folder"},
       {"--level 4", "--level"},
-      {"--resume --save " + (files.folder / "nowhere").string(), "nowhere has no file \"latest\""},
+      {"--resume --save " + (files.folder / "nowhere").string(), "nowhere: there is no such folder"},
   };
   for (const auto& [flags, expected] : mistakes) {
     INFO(flags);
