@@ -22,7 +22,7 @@ foreach(linker mold lld)
   endif()
 endforeach()
 
-# A unity build compiles several files as one: a third of the time for everything, but more for one changed file.
+# A unity build compiles several files as one: everything takes less time, one changed file more.
 option(ZERORUN_UNITY "Compile several files as one (scripts/build does so in a new build folder)" OFF)
 set(CMAKE_UNITY_BUILD ${ZERORUN_UNITY})
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 10)
@@ -41,9 +41,11 @@ set(CMAKE_CXX_COMPILE_OPTIONS_PIE -fPIC)
 
 add_library(zerorun_flags INTERFACE)
 # -ffp-contract=off: fused multiply-adds would make results depend on the machine.
+# -fmacro-prefix-map: messages name files within the project, and programs hold no path of the building machine.
 # -Wno-restrict: g++ 12 gives false warnings for "text" + std::string (GCC PR 105651).
 target_compile_options(zerorun_flags INTERFACE -Wall -Wextra -Werror -ffp-contract=off
-                       $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -fno-semantic-interposition)
+                       $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -fno-semantic-interposition
+                       -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
 target_include_directories(zerorun_flags INTERFACE ${PROJECT_SOURCE_DIR})
 
 if(ZERORUN_SANITIZE)

@@ -10,8 +10,8 @@
 
 namespace zerorun {
 
-// A backward through a model whose parameters are all frozen for now (a discriminator's, while the generator
-// trains) is none of this engine's.
+// A backward through a model whose parameters are all frozen at the moment (a discriminator's, while the
+// generator trains) is none of this engine's.
 GradientReducer::Context GradientReducer::context() const {
   if (torch::autograd::get_current_graph_task_id() < 0) return Context::outside;
   const bool trains = std::ranges::any_of(

@@ -293,9 +293,7 @@ TEST_CASE("Ranks that drop gradients differently get an error, and may go on") {
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
       at::set_num_threads(1);
       Net model;
-      InitializeOptions options;
-      options.marks_gradients = true;
-      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, options);
+      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, {.marks_gradients = true});
       const int rank = communicator->rank();
       const auto loss = [&](int step) { return model->forward(sample(step, 0, rank), true).square().mean(); };
       engine.backward(loss(7));
@@ -322,9 +320,7 @@ TEST_CASE("What one rank alone does to marks is an error of saves and loads on a
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
       at::set_num_threads(1);
       Net model;
-      InitializeOptions options;
-      options.marks_gradients = true;
-      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, options);
+      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, {.marks_gradients = true});
       const int rank = communicator->rank();
       const auto micro_step = [&] {
         engine.backward(model->forward(sample(0, 0, rank), true).square().mean());
