@@ -110,6 +110,12 @@ struct Blocks : torch::nn::Module {
   std::vector<Linear> layers;
 };
 
+InitializeOptions with_marks() {
+  InitializeOptions options;
+  options.marks_gradients = true;
+  return options;
+}
+
 }  // namespace
 
 TEST_CASE("loss.backward() gives the bits and the communication volume of engine.backward(loss)") {
@@ -293,7 +299,7 @@ TEST_CASE("Ranks that drop gradients differently get an error, and may go on") {
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
       at::set_num_threads(1);
       Net model;
-      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, {.marks_gradients = true});
+      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, with_marks());
       const int rank = communicator->rank();
       const auto loss = [&](int step) { return model->forward(sample(step, 0, rank), true).square().mean(); };
       engine.backward(loss(7));
@@ -320,7 +326,7 @@ TEST_CASE("What one rank alone does to marks is an error of saves and loads on a
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
       at::set_num_threads(1);
       Net model;
-      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, {.marks_gradients = true});
+      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, with_marks());
       const int rank = communicator->rank();
       const auto micro_step = [&] {
         engine.backward(model->forward(sample(0, 0, rank), true).square().mean());
