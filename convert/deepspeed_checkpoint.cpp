@@ -8,7 +8,7 @@
 #include "checkpoint/state_header.h"
 #include "convert/deepspeed_contents.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 constexpr const char* kValue = "value";
@@ -169,4 +169,4 @@ void read(const SourceState& state, int64_t begin, std::span<std::byte> into) {
   ZR_CHECK(into.empty(), "elements beyond the end of a state");
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -16,7 +16,7 @@
 #include "convert/deepspeed_facts.h"
 #include "convert/deepspeed_partitions.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 /// One state of one parameter. The pieces together have the elements of the state, in order.
 struct SourceState {
@@ -45,4 +45,4 @@ DeepSpeedCheckpoint read_deepspeed_checkpoint(FileSystem& files, const std::file
 /// Fills `into` with elements of a state, starting at element `begin`.
 void read(const SourceState& state, int64_t begin, std::span<std::byte> into);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
@@ -102,4 +102,4 @@ const PickledField& NumberedFields::at(size_t key) const {
   return found->second;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -13,7 +13,7 @@
 #include "convert/deepspeed_folder.h"
 #include "convert/pickle_fields.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 /// One entry of `param_shapes`: parameters whose optimizer states are stored together. At stage 3 these may
 /// be only a part of a parameter group.
@@ -76,4 +76,4 @@ void read_partitions(DeepSpeedContents& contents);
 /// Universal checkpoints: each state of each parameter has a file of its own.
 void read_universal(DeepSpeedContents& contents);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

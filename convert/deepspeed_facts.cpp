@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 // Keys that DeepSpeed itself writes to the model's file. All other keys are the program's client state.
@@ -175,4 +175,4 @@ void add_loss_scale(const PickledField& loss_scaler, RestartValues& numbers) {
   numbers["loss_scaler.hysteresis"] = integer("cur_hysteresis", 1);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -9,7 +9,7 @@
 #include "checkpoint/manifest.h"
 #include "convert/pickle_fields.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 struct DeepSpeedFacts {
   std::string version;  // version of DeepSpeed
@@ -32,4 +32,4 @@ int64_t add_groups(const PickledField& groups, RestartValues& numbers);
 /// Adds the state of an fp16 loss scaler, fixed or dynamic.
 void add_loss_scale(const PickledField& loss_scaler, RestartValues& numbers);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "checkpoint/publication.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace fs = std::filesystem;
 namespace {
 
@@ -131,4 +131,4 @@ DeepSpeedFolder find_deepspeed_files(FileSystem& files, const fs::path& folder) 
   return found;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

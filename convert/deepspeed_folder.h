@@ -8,7 +8,7 @@
 
 #include "checkpoint/file_system.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 struct DeepSpeedFolder {
   std::filesystem::path path;  // folder of the tag
@@ -27,4 +27,4 @@ struct DeepSpeedFolder {
 /// was written with tensor, pipeline or expert parallelism.
 DeepSpeedFolder find_deepspeed_files(FileSystem& files, const std::filesystem::path& folder);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -10,7 +10,7 @@
 #include "base/narrow_floats.h"
 #include "checkpoint/safetensors_folder.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 constexpr int64_t kChunkNumel = int64_t{1} << 18;
@@ -166,4 +166,4 @@ ExportedModel export_checkpoint(FileSystem& files, SavedState& saved, const std:
   return Exporter(saved, options).run(files, folder);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

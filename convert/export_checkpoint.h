@@ -10,7 +10,7 @@
 #include "base/dtype.h"
 #include "checkpoint/saved_state.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 struct ExportOptions {
   Dtype dtype = Dtype::fp32;  // for tensors in fp32, bf16 and fp16; other tensors keep their dtype
@@ -29,4 +29,4 @@ struct ExportedModel {
 ExportedModel export_checkpoint(FileSystem& files, SavedState& saved, const std::filesystem::path& folder,
                                 const ExportOptions& options);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

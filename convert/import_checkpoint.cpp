@@ -10,7 +10,7 @@
 #include "checkpoint/publication.h"
 #include "checkpoint/state_file.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 int64_t imported_numel(const SourceState& state) {
@@ -129,4 +129,4 @@ ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoin
   return {.folder = directory / tag, .bytes = writer.bytes(), .files = writer.count()};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -9,7 +9,7 @@
 #include "checkpoint/file_system.h"
 #include "convert/deepspeed_checkpoint.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 inline constexpr int64_t kImportFileBytes = int64_t{32} << 20;  // data per file; held in memory
 
@@ -27,4 +27,4 @@ ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoin
                                      const std::filesystem::path& directory, const std::string& tag,
                                      bool replaces = false);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "checkpoint/state_header.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 constexpr std::string_view kPickleEntry = "data.pkl";
@@ -180,4 +180,4 @@ void TorchFile::read(const TorchTensor& tensor, int64_t begin, std::span<std::by
   archive_.read(archive_.entries().at(tensor.entry), (tensor.offset + begin) * size, into);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -15,7 +15,7 @@
 #include "convert/pickle.h"
 #include "convert/zip_archive.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 /// A view of a storage.
 struct TorchTensor {
@@ -54,4 +54,4 @@ class TorchFile {
   std::set<std::string> verified_;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

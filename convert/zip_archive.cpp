@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 constexpr uint32_t kEndSignature = 0x06054b50;
@@ -190,4 +190,4 @@ void ZipArchive::verify(const std::string& name) const {
                   "\" is damaged: its CRC-32 differs from the archive's directory");
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

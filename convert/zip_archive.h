@@ -13,7 +13,7 @@
 
 #include "checkpoint/file_system.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 struct ZipEntry {
   int64_t offset = 0;  // of the entry's data, in bytes from the start of the file
@@ -40,4 +40,4 @@ class ZipArchive {
   std::map<std::string, ZipEntry> entries_;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -17,7 +17,7 @@
 #include "launcher/checkpoint_reports.h"
 #include "launcher/print.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -139,9 +139,9 @@ int run_export(const CheckpointArguments& arguments) {
   const Dtype dtype = arguments.dtype == "fp32"   ? Dtype::fp32
                       : arguments.dtype == "bf16" ? Dtype::bf16
                                                   : Dtype::fp16;
-  const ExportedModel exported =
-      export_checkpoint(local_file_system(), saved, arguments.paths.at(1),
-                        {.dtype = dtype, .max_shard_bytes = bytes_of(arguments.max_shard_size)});
+  const convert::ExportedModel exported =
+      convert::export_checkpoint(local_file_system(), saved, arguments.paths.at(1),
+                                 {.dtype = dtype, .max_shard_bytes = bytes_of(arguments.max_shard_size)});
   if (arguments.json) {
     print_json({{"folder", arguments.paths.at(1)},
                 {"files", exported.files},
@@ -159,10 +159,11 @@ int run_export(const CheckpointArguments& arguments) {
 }
 
 int run_import(const CheckpointArguments& arguments) {
-  const DeepSpeedCheckpoint source = read_deepspeed_checkpoint(local_file_system(), arguments.paths.at(0));
-  const ImportedCheckpoint imported =
-      import_checkpoint(local_file_system(), source, arguments.paths.at(1), arguments.tag, arguments.replace);
-  const DeepSpeedFacts& facts = source.facts;
+  const convert::DeepSpeedCheckpoint source =
+      convert::read_deepspeed_checkpoint(local_file_system(), arguments.paths.at(0));
+  const convert::ImportedCheckpoint imported = convert::import_checkpoint(
+      local_file_system(), source, arguments.paths.at(1), arguments.tag, arguments.replace);
+  const convert::DeepSpeedFacts& facts = source.facts;
   if (arguments.json) {
     print_json({{"folder", imported.folder.string()},
                 {"files", imported.files},
@@ -294,4 +295,4 @@ int run_checkpoint_command(int argc, const char* const* argv) {
   return kEqual;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -10,7 +10,7 @@
 
 #include "base/printable.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using nlohmann::ordered_json;
@@ -298,4 +298,4 @@ ordered_json to_json(const PrunePlan& plan, bool is_dry_run) {
           {"freed_bytes", plan.freed_bytes}};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

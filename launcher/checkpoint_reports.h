@@ -11,7 +11,7 @@
 #include "checkpoint/saved_state.h"
 #include "checkpoint/verification.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// Text such as "1.50 GB". The units are powers of 1000.
 std::string readable_bytes(int64_t bytes);
@@ -32,4 +32,4 @@ nlohmann::ordered_json to_json(const CheckpointComparison& result);
 std::string to_text(const PrunePlan& plan, bool is_dry_run);
 nlohmann::ordered_json to_json(const PrunePlan& plan, bool is_dry_run);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

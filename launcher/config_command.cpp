@@ -15,7 +15,7 @@
 #include "config/schema.h"
 #include "launcher/print.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr int kClean = 0;
@@ -241,4 +241,4 @@ int run_config_command(int argc, const char* const* argv) {
   return kClean;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

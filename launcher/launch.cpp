@@ -39,7 +39,7 @@
 #include "launcher/remote_start.h"
 #include "launcher/signals.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr char kThisHost[] = "127.0.0.1";
@@ -355,4 +355,4 @@ int launch(const LaunchOptions& given, int argc, char** argv) {
   return run_alone(options, std::move(order), argc, argv);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "launcher/option_checks.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr int kHighestPort = 65535;
@@ -412,4 +412,4 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   return options;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

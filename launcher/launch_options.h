@@ -9,7 +9,7 @@
 
 #include "launcher/rank_logs.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 struct LaunchOptions {
   std::string hostfile;               // empty if not given
@@ -57,4 +57,4 @@ struct Information {
 /// Throws UserError.
 std::variant<LaunchOptions, Information> parse_launch_options(int argc, const char* const* argv);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -13,6 +13,7 @@
 #include "convert/torch_file.h"
 
 namespace zerorun {
+using namespace convert;
 namespace {
 
 // A file system with one file, which can only be read.
