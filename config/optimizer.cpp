@@ -1,6 +1,6 @@
 #include "config/sections.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 // The default of torch.optim.AdamW. All other optimizers default to 0.
@@ -142,4 +142,4 @@ std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution) {
   return std::nullopt;  // the type was refused and has been reported
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

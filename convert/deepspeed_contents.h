@@ -23,7 +23,7 @@ struct ShapeGroup {
 };
 
 struct DeepSpeedContents {
-  FileSystem* files = nullptr;
+  checkpoint::FileSystem* files = nullptr;
   DeepSpeedFolder folder;
   std::vector<TorchFile*> models;  // files with model states; at stage 3 one per rank
   std::vector<ShapeGroup> groups;
@@ -32,7 +32,7 @@ struct DeepSpeedContents {
   TorchFile* open(const std::filesystem::path& path);
   /// The contents of the file with model states; at stage 3, of rank 0's file.
   PickledField model() const;
-  RestartValues& numbers() { return result.facts.numbers; }
+  checkpoint::RestartValues& numbers() { return result.facts.numbers; }
   /// Records, for the user, something that ZeroRun does not import.
   void leave_out(const std::string& what) { result.facts.left_out.push_back(what); }
   /// The name of the state with the fp32 weights: "master" if training is in 16 bits, else "value".

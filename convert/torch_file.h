@@ -30,7 +30,7 @@ struct TorchTensor {
 class TorchFile {
  public:
   /// Throws UserError naming the file if it is not from torch.save, is damaged, or is big-endian.
-  TorchFile(FileSystem& files, const std::filesystem::path& path);
+  TorchFile(checkpoint::FileSystem& files, const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return archive_.path(); }
   /// The object that was passed to torch.save.

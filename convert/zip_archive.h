@@ -25,7 +25,7 @@ class ZipArchive {
  public:
   /// Reads and checks the directory. Throws UserError naming the file if it is not a zip archive, is
   /// truncated, compressed or encrypted, or if two entries have the same name or overlap.
-  ZipArchive(FileSystem& files, const std::filesystem::path& path);
+  ZipArchive(checkpoint::FileSystem& files, const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return file_.path(); }
   const std::map<std::string, ZipEntry>& entries() const { return entries_; }
@@ -36,7 +36,7 @@ class ZipArchive {
   void verify(const std::string& name) const;
 
  private:
-  OpenFile file_;
+  checkpoint::OpenFile file_;
   std::map<std::string, ZipEntry> entries_;
 };
 

@@ -15,6 +15,7 @@
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
 namespace zerorun::test {
+using namespace config;
 namespace {
 
 /// A position where the text can be changed.

@@ -13,6 +13,7 @@
 #include "convert/torch_file.h"
 
 namespace zerorun {
+using namespace checkpoint;
 using namespace convert;
 namespace {
 

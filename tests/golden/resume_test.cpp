@@ -14,6 +14,7 @@
 #include "tests/support/tiny_gpt2.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
 using namespace convert;
 namespace {
 
