@@ -51,8 +51,8 @@ class GradientMarks {
   struct Recorder;
   struct Hook;
   struct Entry {
-    bool checkpoint::is_marked() const;  // whether grad() is the mark
-    bool is_gone() const;                // whether the program has dropped the gradient
+    bool is_marked() const;  // whether grad() is the mark
+    bool is_gone() const;    // whether the program has dropped the gradient
     void make_view();
     void place();
 
