@@ -122,12 +122,6 @@ MuonConfig resolve_muon(const Resolution& resolution) {
 
 }  // namespace
 
-const char* name_of(const OptimizerConfig& optimizer) {
-  constexpr const char* names[] = {"", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon"};
-  if (const auto* adam = std::get_if<AdamConfig>(&optimizer)) return adam->decoupled ? "AdamW" : "Adam";
-  return names[optimizer.index()];
-}
-
 std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
   if (!settings.find("optimizer")) return std::nullopt;
@@ -143,3 +137,13 @@ std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution) {
 }
 
 }  // namespace zerorun::config
+
+namespace zerorun {
+
+const char* name_of(const OptimizerConfig& optimizer) {
+  constexpr const char* names[] = {"", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon"};
+  if (const auto* adam = std::get_if<AdamConfig>(&optimizer)) return adam->decoupled ? "AdamW" : "Adam";
+  return names[optimizer.index()];
+}
+
+}  // namespace zerorun
