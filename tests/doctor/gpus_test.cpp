@@ -257,7 +257,6 @@ TEST_CASE("GPUs: problems of the driver with their remedies") {
 }
 
 TEST_CASE("GPUs: which NCCL ranks find") {
-  using judge_nccl;
   CHECK(judge_nccl({"/env/libnccl.so.2", 22809}).verdict == Verdict::ok);
   CHECK_THAT(judge_nccl({"/env/libnccl.so.2", 22809}).text,
              Contains("2.28.9, /env/libnccl.so.2") && Contains("a GPU for each rank"));

@@ -21,9 +21,9 @@
 using Catch::Matchers::Contains;
 using nlohmann::json;
 using zerorun::UserError;
+using namespace zerorun::launcher;
 using Hosts = std::vector<Host>;
 using Nodes = std::vector<Node>;
-using namespace zerorun::launcher;
 
 namespace {
 
