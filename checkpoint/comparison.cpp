@@ -5,9 +5,11 @@
 #include <cstring>
 #include <limits>
 #include <set>
+#include <span>
 #include <type_traits>
 
 #include "base/narrow_floats.h"
+#include "checkpoint/checksums.h"
 #include "checkpoint/state_header.h"
 
 namespace zerorun::checkpoint {
@@ -44,6 +46,13 @@ std::string to_text(const std::vector<std::string>& names) {
   return text.empty() ? "none" : text;
 }
 
+std::string to_text(const Manifest& manifest, const char* file) {
+  const auto found = manifest.files.find(file);
+  if (found == manifest.files.end()) return "";
+  const auto checksum = checksum_of(std::as_bytes(std::span(found->second.checksums)));
+  return std::to_string(found->second.bytes) + " bytes, checksum " + to_hexadecimal(checksum);
+}
+
 class Comparison {
  public:
   Comparison(SavedState& first, SavedState& second) : first_(first), second_(second) {}
@@ -73,6 +82,8 @@ class Comparison {
     if (first.window != second.window)
       result_.settings.push_back({"window", to_text(first.window), to_text(second.window)});
     compare_setting("client_state", first.client_state, second.client_state);
+    compare_setting(kClientTensorsFile, to_text(first, kClientTensorsFile),
+                    to_text(second, kClientTensorsFile));
     const size_t ranks = first.world_size == second.world_size ? first.numbers.size() : 1;
     for (size_t rank = 0; rank < ranks; ++rank)
       compare_numbers(first.numbers[rank], second.numbers[rank], rank);

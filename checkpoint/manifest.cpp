@@ -5,10 +5,12 @@
 #include <set>
 #include <span>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "checkpoint/checksums.h"
-#include "checkpoint/json_text.h"
+#include "checkpoint/manifest_text.h"
 
 namespace zerorun::checkpoint {
 namespace {
@@ -261,17 +263,6 @@ void check_consistent(const Manifest& manifest, const std::string& place) {
   }
 }
 
-// Parses `text`. Throws UserError for deeply nested JSON, because writing or destroying it could overflow the
-// stack.
-json parse_bounded(const std::string& text, const std::string& place) {
-  const auto check_depth = [&](int depth, json::parse_event_t, const json&) {
-    if (depth > kDeepestJson)
-      throw UserError(place + ": nested more than " + std::to_string(kDeepestJson) + " deep");
-    return true;
-  };
-  return json::parse(text, check_depth);
-}
-
 Manifest parse_members(const json& value, const std::string& place) {
   Skippable skippable;
   Members members(value, place, skippable, "");
@@ -306,13 +297,6 @@ Manifest parse_members(const json& value, const std::string& place) {
   return manifest;
 }
 
-std::string ordered_client_state(const std::string& text) {
-  const auto is_wanted = [](int depth, ordered_json::parse_event_t event, const ordered_json& parsed) {
-    return depth != 1 || event != ordered_json::parse_event_t::key || parsed == "client_state";
-  };
-  return ordered_json::parse(text, is_wanted).at("client_state").dump();
-}
-
 }  // namespace
 
 std::string to_json(const Manifest& manifest) {
@@ -326,6 +310,7 @@ std::string to_json(const Manifest& manifest) {
   for (const auto& [name, file] : manifest.files) files[name] = to_value(file);
   json numbers = json::array();
   for (const RestartValues& of_rank : manifest.numbers) numbers.push_back(to_value(of_rank));
+  ordered_json client_state = ordered_json::parse(manifest.client_state);
   json value = {{"format", kFormat},
                 {"version", kVersion},
                 {"skippable", json::array()},
@@ -340,19 +325,21 @@ std::string to_json(const Manifest& manifest) {
                 {"files", std::move(files)},
                 {"numbers", std::move(numbers)},
                 {"window", to_value(manifest.window)},
-                {"client_state", json::parse(manifest.client_state)}};
+                {"client_state", json(client_state)}};
   value["checksum"] = checksum_of_members(value);
   ordered_json written(std::move(value));
-  written["client_state"] = ordered_json::parse(manifest.client_state);
+  written["client_state"] = std::move(client_state);
   return written.dump(1) + "\n";
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& place) {
   try {
-    json value = parse_bounded(text, place);
+    auto [value, client_state] = parse_manifest_text(text, place);
+    if (client_state) value["client_state"] = *client_state;
     check_checksum(value, place);
     Manifest manifest = parse_members(value, place);
-    manifest.client_state = ordered_client_state(text);
+    manifest.client_state = client_state->dump();
+    manifest.checksum = value["checksum"].get<std::string>();
     return manifest;
   } catch (const json::exception& error) {
     throw UserError(place + ": " + error.what());
@@ -361,7 +348,7 @@ Manifest parse_manifest(const std::string& text, const std::string& place) {
 
 std::optional<ManifestOutline> outline_of(const std::string& text) {
   try {
-    const json value = parse_bounded(text, "");
+    const json value = parse_manifest_text(text, "").members;
     if (!value.is_object() || value.value("format", "") != kFormat) return std::nullopt;
     ManifestOutline outline;
     const json& saving = value.value("saving", json(0));

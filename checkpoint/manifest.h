@@ -39,6 +39,9 @@ struct SavedWindow {
   friend bool operator==(const SavedWindow&, const SavedWindow&) = default;
 };
 
+/// The file of the tensors to which the program's client_state refers. It has no ranges.
+inline constexpr const char* kClientTensorsFile = "client_state.safetensors";
+
 struct Manifest {
   std::string tag;
   /// Grows with each save into the folder, so it tells which of two checkpoints is newer. 0: unknown (version
@@ -54,6 +57,7 @@ struct Manifest {
   std::vector<RestartValues> numbers;  // by rank
   std::optional<SavedWindow> window = {};
   std::string client_state = "null";  // as JSON text
+  std::string checksum = {};          // of a manifest that was read: two with the same checksum say the same
 };
 
 std::string to_json(const Manifest& manifest);

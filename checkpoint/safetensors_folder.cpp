@@ -36,9 +36,9 @@ bool is_exported(const std::string& name, const std::string& stem) {
   });
 }
 
-// Returns the start of a file: the length of the header, then the header, padded with spaces so that the data
-// is aligned.
-std::string header_of(std::span<const TensorToStore> tensors) {
+}  // namespace
+
+std::string safetensors_header(std::span<const TensorToStore> tensors) {
   nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // transformers requires this entry
   std::string text = header.dump();
   text.pop_back();
@@ -54,8 +54,6 @@ std::string header_of(std::span<const TensorToStore> tensors) {
   const uint64_t length = text.size();
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
 }
-
-}  // namespace
 
 int64_t TensorToStore::bytes() const {
   int64_t bytes = checkpoint::element_bytes(dtype);
@@ -100,7 +98,8 @@ void SafetensorsFolder::begin_shard() {
   const int removed = files_->remove_file(path);
   if (removed != -ENOENT && removed != -ENOTDIR) checkpoint::check_done(removed, path, "removed");
   file_.emplace(checkpoint::OpenFile::create(*files_, path));
-  const std::string header = header_of(std::span(tensors_).subspan(shard.first, shard.end - shard.first));
+  const std::string header =
+      safetensors_header(std::span(tensors_).subspan(shard.first, shard.end - shard.first));
   header_bytes_ = static_cast<int64_t>(header.size());
   file_->write(std::as_bytes(std::span(header)), 0);
   written_ = 0;

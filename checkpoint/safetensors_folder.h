@@ -22,6 +22,10 @@ struct TensorToStore {
   int64_t bytes() const;
 };
 
+/// The start of a file with these tensors, in this order and without gaps: the length of the header, then the
+/// header, padded with spaces so that the data starts at a multiple of 8 bytes.
+std::string safetensors_header(std::span<const TensorToStore> tensors);
+
 class SafetensorsFolder {
  public:
   /// Each shard has at most `max_shard_bytes` bytes of data, or a single larger tensor. The names of the

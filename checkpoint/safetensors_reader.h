@@ -42,6 +42,8 @@ class SafetensorsReader {
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
   /// Returns the file that has the tensor, for messages.
   const std::filesystem::path& file_of(const TensorInfo& info) const { return files_.at(info.file).path(); }
+  /// Returns the tensor's first byte in its file, counted from the start of the file.
+  uint64_t offset_of(const TensorInfo& info) const { return data_starts_.at(info.file) + info.begin; }
   /// Read a tensor of tensors(). The first function reads all of its bytes. The second reads `into.size()`
   /// bytes, starting at the tensor's byte `begin`. Both throw UserError if the file cannot be read.
   std::vector<std::byte> read(const std::string& name) const;

@@ -133,6 +133,18 @@ bool link_published(FileSystem& files, const fs::path& name, const PublishedFile
   return false;
 }
 
+StateFileFacts write_tensors(FileSystem& files, const fs::path& path, const FileToWrite& file,
+                             const std::function<void(int64_t)>& written) {
+  OpenFile opened = OpenFile::create(files, path);
+  BlockWriter writer(opened, written);
+  writer.add(std::as_bytes(std::span(file.header)));
+  for (const auto& [range, source, source_offset] : file.ranges)
+    writer.add(*source, source_offset, range.numel * element_bytes(range.dtype));
+  writer.flush();
+  opened.sync();
+  return {.bytes = writer.written(), .checksums = writer.take_checksums(), .ranges = {}};
+}
+
 }  // namespace
 
 StateFileFacts write_state_file(FileSystem& files, const fs::path& folder, const FileToWrite& file,
@@ -145,6 +157,7 @@ StateFileFacts write_state_file(FileSystem& files, const fs::path& folder, const
     write_slot(files, folder / file.name, file, written);
     return file.slot_facts;
   }
+  if (!file.header.empty()) return write_tensors(files, folder / file.name, file, written);
   StateFileFacts facts;
   for (const RangeToWrite& range : file.ranges) facts.ranges.push_back(range.range);
   const int64_t data_bytes = pack(facts.ranges);

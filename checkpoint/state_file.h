@@ -47,6 +47,9 @@ struct FileToWrite {
   std::map<std::string, std::string> metadata;  // written to the file's header
   std::vector<RangeToWrite> ranges;  // ranges of one source are adjacent, in ascending order of source_offset
 
+  /// Not empty for a file of the program's own tensors, which are no parameters: the header of a safetensors
+  /// file. `ranges` follow it without gaps, and the manifest records none of them.
+  std::string header = {};
   bool is_frozen = false;  // training does not change the state, so the next checkpoint may link to this file
   uint64_t digest = 0;     // digest of the values, for states whose changes the engine cannot observe
   /// A published file that already has the content of `ranges`. If the file system allows it, `name` becomes

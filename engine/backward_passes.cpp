@@ -23,6 +23,7 @@ struct BackwardPasses::Pass : std::enable_shared_from_this<Pass> {
   void join_task();
   void join_task_around(const Node& node);
   void end();
+  void fail() noexcept;
 
   std::mutex mutex;
   BackwardPasses* owner;  // null after the engine is destroyed
@@ -36,7 +37,7 @@ struct BackwardPasses::Pass : std::enable_shared_from_this<Pass> {
 struct BackwardPasses::TaskEnd {
   explicit TaskEnd(std::shared_ptr<Pass> pass) : pass(std::move(pass)) {}
   ~TaskEnd() {
-    if (!completed) pass->failed = true;
+    if (!completed) pass->fail();
   }
   TaskEnd(const TaskEnd&) = delete;
   TaskEnd& operator=(const TaskEnd&) = delete;
@@ -109,9 +110,16 @@ void BackwardPasses::Pass::end() {
   ended = true;
 }
 
+// Runs while the backward's exception is on its way to the program.
+void BackwardPasses::Pass::fail() noexcept {
+  std::lock_guard lock(mutex);
+  if (failed.exchange(true) || !owner || owner->pass_.get() != this) return;
+  owner->fail_();
+}
+
 BackwardPasses::BackwardPasses(GradientReducer& reducer, std::function<Start()> begin,
-                               std::function<void()> end)
-    : reducer_(&reducer), begin_(std::move(begin)), end_(std::move(end)) {
+                               std::function<void()> end, std::function<void()> fail)
+    : reducer_(&reducer), begin_(std::move(begin)), end_(std::move(end)), fail_(std::move(fail)) {
   reducer.set_observer([this] { on_gradient(); });
 }
 

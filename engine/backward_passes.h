@@ -26,8 +26,10 @@ class BackwardPasses {
   };
 
   /// `begin` is called at the first gradient of a pass and throws UserError if no backward may begin now.
-  /// `end` is called when the pass is complete. `reducer` must outlive this object.
-  BackwardPasses(GradientReducer& reducer, std::function<Start()> begin, std::function<void()> end);
+  /// `end` is called when the pass is complete, `fail` when it has thrown. `reducer` must outlive this
+  /// object.
+  BackwardPasses(GradientReducer& reducer, std::function<Start()> begin, std::function<void()> end,
+                 std::function<void()> fail);
   ~BackwardPasses();
   BackwardPasses(const BackwardPasses&) = delete;
   BackwardPasses& operator=(const BackwardPasses&) = delete;
@@ -48,6 +50,7 @@ class BackwardPasses {
   GradientReducer* reducer_;
   std::function<Start()> begin_;
   std::function<void()> end_;
+  std::function<void()> fail_;
   std::shared_ptr<Pass> pass_;  // the last pass
 };
 

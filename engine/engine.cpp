@@ -140,7 +140,7 @@ Engine::~Engine() = default;
 void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_graph) {
   EngineState& state = *state_;
   check_outside_backward("engine.backward");
-  state.drop_failed_backward();
+  state.follow_failed_backward("engine.backward");
   state.follow_marks("engine.backward");
   state.check_trains("engine.backward");
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
@@ -162,7 +162,7 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   } catch (...) {
     state.reducer.abandon_backward();
     state.backward_failed = true;
-    if (state.marks) state.marks->empty();
+    if (state.marks) state.marks->refuse();
     throw;
   }
   state.note_backward();
@@ -199,7 +199,7 @@ void Engine::step() {
   EngineState& state = *state_;
   check_outside_backward("engine.step");
   state.finish_open_step();
-  state.drop_failed_backward();
+  state.follow_failed_backward("engine.step");
   state.follow_marks("engine.step");
   state.check_before_step("engine.step");
   state.optimizer->follow_program();

@@ -81,8 +81,10 @@ class Engine {
   void backward(const at::Tensor& loss, bool retain_graph = false, bool create_graph = false);
 
   // LibTorch's loss.backward() has the same effect: gradients are divided by gradient_accumulation_steps and
-  // reduced meanwhile. Under fp16 training call scale(loss).backward(). If a backward throws, the gradients
-  // since the last optimizer step are dropped, and training may continue if that backward threw on all ranks.
+  // reduced meanwhile. Under fp16 training call scale(loss).backward(). If a backward throws on
+  // all ranks, its gradients are dropped, as if it had not begun, and training may continue. If they have
+  // been added to those of earlier backwards of the optimizer step, the next call throws UserError until
+  // zero_grad().
 
   /// Returns the loss for LibTorch's backward: `loss` times the loss scale under fp16 training, else `loss`
   /// itself.

@@ -132,7 +132,10 @@ EngineState::EngineState(Model given_model, Config given_config,
       timer(config.wall_clock_breakdown, communicator->device().streams()),
       outcome(buckets, reducer, *communicator, config.precision.communication),
       passes(
-          reducer, [this] { return begin_plain_backward(); }, [this] { note_backward(); }),
+          reducer, [this] { return begin_plain_backward(); }, [this] { note_backward(); },
+          [this] {
+            if (marks) marks->refuse();
+          }),
       checkpoints(*communicator) {
   on_all_ranks(*communicator, "writing offloaded state", [&] { store.finish_generation(); });
   broadcast_others(parameters, *communicator);
@@ -272,7 +275,7 @@ void EngineState::check_before_backward(const std::string& call) {
 }
 
 BackwardPasses::Start EngineState::begin_plain_backward() try {
-  drop_failed_backward();
+  follow_failed_backward("loss.backward");
   follow_marks("loss.backward");
   check_before_backward("loss.backward");
   if (scaler && !is_loss_scaled) {
@@ -330,14 +333,28 @@ void EngineState::note_backward() {
 
 void EngineState::drop_failed_backward() {
   if (!backward_failed && !passes.failed()) return;
+  // Other ranks may still hold gradients to which this rank's belong.
+  if (holds_gradients || reducer.reduces_every_backward()) ++counts.drops;
   backward_failed = false;
   passes.forget();
   discard_gradients();
   if (marks) marks->empty();
   why_dropped = ": the last backward threw, and its gradients were dropped";
-  log_warning(
-      "a backward threw: the gradients since the last optimizer step are dropped" +
-      (counts.micro > 0 ? ", those of " + std::to_string(counts.micro) + " micro-steps too" : std::string()));
+}
+
+void EngineState::follow_failed_backward(const std::string& call) {
+  if (!backward_failed && !passes.failed()) return;
+  reducer.finish_abandoned();
+  if (!holds_gradients || (marks && marks->dropped(call))) return drop_failed_backward();
+  if (reducer.has_gradients_of_backward()) {
+    throw UserError(call +
+                    "(): the last backward threw when some of its gradients had been added to those of the "
+                    "earlier backwards of this optimizer step: drop them all with engine.zero_grad(), on all "
+                    "ranks, and go on");
+  }
+  backward_failed = had_last_backward = false;
+  passes.forget();
+  why_dropped = ": the last backward threw";
 }
 
 void EngineState::check_sets_group(int group, const std::string& call) {
@@ -431,6 +448,13 @@ void EngineState::check_before_step(const std::string& call) const {
                     " was unfrozen after initialize(): parameters to train require grad before");
   }
   check_in_place();
+  if (const int missed = reducer.missed_parameter(); missed >= 0) {
+    throw UserError(
+        call + "(): parameter " + parameters[missed].name +
+        " had other memory (parameter.data = ...) during a backward, whose gradient is lost: drop "
+        "all gradients with engine.zero_grad(), and run no backward in the GatheredParameters "
+        "scope");
+  }
   if (backwards > 0) return;
   throw UserError(call + "() without an earlier backward that reached a parameter of the model" +
                   why_dropped);

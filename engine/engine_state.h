@@ -73,6 +73,10 @@ struct EngineState {
   void note_backward();
   /// Drops all gradients since the last optimizer step if the last backward threw.
   void drop_failed_backward();
+  /// To be called before anything else is done with gradients. If the last backward threw, its gradients are
+  /// dropped, as if it had not begun. If they have been added to those of earlier backwards, they cannot be:
+  /// throws UserError, unless the program has dropped all of them. `call`: the function to name in the error.
+  void follow_failed_backward(const std::string& call);
   /// Throws UserError between offload_states() and reload_states().
   void check_states_are_here(const std::string& call) const;
   /// Throws UserError if no step() may follow now. `call`: the function to name in the error, such as

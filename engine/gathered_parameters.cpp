@@ -1,11 +1,14 @@
 #include "engine/gathered_parameters.h"
 
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
 #include <exception>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "comm/agreement.h"
 #include "engine/engine_state.h"
 
 namespace zerorun {
@@ -38,8 +41,10 @@ GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& paramete
     const int index = find_parameter(state_->buckets, state_->model, parameters[position], position);
     if (index < 0) {
       whole_.push_back(parameters[position]);
+      memory_of_whole_.push_back(parameters[position].variable_data());
     } else {
       bucketed_.push_back(index);
+      in_place_.push_back(state_->buckets.in_place(index));
       buckets_.push_back(state_->buckets.bucket_of(index));
     }
   }
@@ -60,9 +65,17 @@ void GatherScope::close(bool unwinding) {
   ScopeEnd end = modifier_rank_ ? ScopeEnd::abandoned : ScopeEnd::read;
   std::exception_ptr failure;
   try {
+    const std::vector<Replaced> replaced = take_replaced();
     if (modifier_rank_ && !unwinding) {
+      on_all_ranks(*state_->communicator, "memory given to gathered parameters",
+                   [&] { copy_replaced(replaced); });
       share_writes();
       end = ScopeEnd::written;
+    } else if (!replaced.empty() && !unwinding) {
+      throw UserError("GatheredParameters: parameter " + replaced.front().name +
+                      " has got other memory in the scope (parameter.data = ...), which only a scope with a "
+                      "modifier rank takes over: give one, or copy values in place "
+                      "(parameter.data.copy_(...))");
     }
   } catch (...) {
     failure = std::current_exception();
@@ -73,6 +86,43 @@ void GatherScope::close(bool unwinding) {
     if (!failure) failure = std::current_exception();
   }
   if (failure && !unwinding) std::rethrow_exception(failure);
+}
+
+// The parameters return to their own memory.
+std::vector<GatherScope::Replaced> GatherScope::take_replaced() {
+  std::vector<Replaced> replaced;
+  const Buckets& buckets = state_->buckets;
+  for (size_t position = 0; position < bucketed_.size(); ++position) {
+    const int index = bucketed_[position];
+    if (in_place_[position] == 0 || buckets.in_place(index)) continue;
+    const NamedParameter& parameter = buckets.parameters()[index];
+    const at::Tensor given = parameter.tensor.variable_data();
+    buckets.put_back(index);
+    replaced.push_back({parameter.name, parameter.tensor.variable_data(), given});
+  }
+  for (size_t position = 0; position < whole_.size(); ++position) {
+    const at::Tensor& own = memory_of_whole_[position];
+    const at::Tensor given = whole_[position].variable_data();
+    if (given.is_alias_of(own) && given.sizes() == own.sizes()) continue;
+    whole_[position].set_data(own);
+    replaced.push_back({"of the scope, which is frozen,", own, given});
+  }
+  return replaced;
+}
+
+// Throws UserError if memory that counts has another shape or dtype.
+void GatherScope::copy_replaced(const std::vector<Replaced>& replaced) const {
+  if (state_->communicator->rank() != *modifier_rank_) return;
+  const c10::NoGradGuard no_grad;
+  for (const auto& [name, own, given] : replaced) {
+    if (given.sizes() != own.sizes() || given.scalar_type() != own.scalar_type()) {
+      throw UserError(c10::str("GatheredParameters: parameter ", name, " is ", own.sizes(), " of ",
+                               own.scalar_type(), " and has got ", given.sizes(), " of ", given.scalar_type(),
+                               " in the scope (parameter.data = ...): give it a tensor of the same shape and "
+                               "dtype"));
+    }
+    at::Tensor(own).copy_(given);
+  }
 }
 
 void GatherScope::share_writes() {

@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/engine.h"
@@ -32,12 +33,23 @@ class GatherScope {
   void close(bool unwinding);
 
  private:
+  /// A parameter to which the program has given other memory in the scope.
+  struct Replaced {
+    std::string name;
+    at::Tensor own;    // the parameter's own memory, to which it has returned
+    at::Tensor given;  // that of the program
+  };
+
+  std::vector<Replaced> take_replaced();
+  void copy_replaced(const std::vector<Replaced>& replaced) const;
   void share_writes();
 
   std::shared_ptr<EngineState> state_;
   std::vector<int> bucketed_;      // indices of those parameters that are in buckets
+  std::vector<char> in_place_;     // for each of them: it was in its bucket when the scope was opened
   std::vector<at::Tensor> whole_;  // frozen parameters outside of buckets
-  std::vector<int> buckets_;       // the buckets of bucketed_, ascending
+  std::vector<at::Tensor> memory_of_whole_;
+  std::vector<int> buckets_;  // the buckets of bucketed_, ascending
   std::optional<int> modifier_rank_;
   bool is_open_ = false;
 };
@@ -45,9 +57,9 @@ class GatherScope {
 class GatheredParameters {
  public:
   /// `parameters`: of the model, trained or frozen. When the scope ends, all ranks get what `modifier_rank`
-  /// wrote. Without a modifier rank, a write is sure to be kept only if all ranks make it by the same
-  /// operator.
-  /// Throws UserError for a tensor that is not a parameter of the engine's model.
+  /// wrote, also by set_data() with a tensor of the parameter's shape and dtype. Without a modifier rank, a
+  /// write is sure to be kept only if all ranks make it by the same operator. Throws UserError for a tensor
+  /// that is not a parameter of the engine's model.
   GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,
                      std::optional<int> modifier_rank = std::nullopt);
   /// Closes the scope. During stack unwinding the modifier rank's writes are not broadcast: they are lost for

@@ -19,6 +19,7 @@
 #include "comm/agreement.h"
 #include "engine/checkpoint_contents.h"
 #include "engine/checkpoints.h"
+#include "engine/client_tensors.h"
 #include "engine/restart_items.h"
 
 namespace zerorun {
@@ -384,8 +385,7 @@ void check_same_words(const std::string& words, Communicator& communicator, cons
 // Hosts without a common folder may have different checkpoints under the same name.
 void check_same_everywhere(const checkpoint::Manifest& manifest, const fs::path& folder,
                            Communicator& communicator) {
-  const std::string own = std::to_string(std::hash<std::string>()(to_json(manifest)));
-  const auto all = exchange_texts(own, communicator, "comparing manifests");
+  const auto all = exchange_texts(manifest.checksum, communicator, "comparing manifests");
   for (int rank = 1; rank < communicator.world_size(); ++rank) {
     if (all[rank] == all[0]) continue;
     throw UserError(folder.string() + ": rank " + std::to_string(rank) +
@@ -432,6 +432,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
     restore->check_window();
   });
   check_same_everywhere(saved->manifest(), folder, communicator);
+  ClientTensors client_tensors = read_client_tensors(files, folder, saved->manifest(), communicator);
 
   open_slices(state, state.residency != nullptr, label);
   if (state.host_update) state.host_update->await_arrival();
@@ -456,7 +457,9 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   Event loaded;
   streams.record(loaded, streams.current());
   streams.await(loaded, communicator.timeout(), label);
-  return {.path = folder, .client_state = saved->manifest().client_state};
+  return {.path = folder,
+          .client_state = saved->manifest().client_state,
+          .client_tensors = std::move(client_tensors)};
 }
 
 }  // namespace zerorun

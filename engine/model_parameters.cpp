@@ -65,7 +65,9 @@ void check_trainable(const std::string& name, const at::Tensor& tensor, Dtype tr
                                              : ": expected a real floating-point type, to be converted to " +
                                                    std::string(name_of(training))));
   }
-  if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense()) {
+  if (tensor.layout() != at::kStrided)
+    throw UserError(parameter + " is a sparse tensor: make it dense with .to_dense() before initialize()");
+  if (!tensor.is_non_overlapping_and_dense()) {
     throw UserError(parameter +
                     " is not a dense tensor without gaps: make it so with .contiguous() before initialize()");
   }
@@ -109,6 +111,12 @@ void choose_conversions(std::vector<NamedTensor>& unbucketed, size_t first_buffe
 }
 
 void check_shared(const NamedTensor& other) {
+  if (other.tensor.layout() != at::kStrided) {
+    throw UserError(
+        other.name +
+        " is a sparse tensor: make it dense with .to_dense() before initialize(), or keep it in a "
+        "member that is not registered");
+  }
   if (other.tensor.numel() == 0) return;
   for (int64_t dim = 0; dim < other.tensor.dim(); ++dim) {
     if (other.tensor.stride(dim) != 0 || other.tensor.size(dim) < 2) continue;

@@ -1,11 +1,13 @@
 // Options of initialize(), of checkpoints and of offload_states(). Plain values; any thread.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -75,7 +77,10 @@ struct InitializeOptions {
 
 struct CheckpointOptions {
   std::string client_state = "null";  // JSON of the program; rank 0's is saved, load_checkpoint() returns it
-  bool save_latest = true;            // the file `latest` will name this checkpoint
+  /// Tensors of the program, by name; rank 0's are copied at the call and saved in client_state.safetensors.
+  /// Their dtypes must be those of safetensors, and their names UTF-8.
+  std::map<std::string, at::Tensor> client_tensors = {};
+  bool save_latest = true;  // the file `latest` will name this checkpoint
   /// If true, leaves out frozen parameters, and load_checkpoint() does not change them. If false, writes them
   /// once per run: later checkpoints hard-link the same file, unless the program has written to frozen
   /// parameters.
@@ -97,7 +102,8 @@ struct RestoreOptions {
 
 struct RestoredCheckpoint {
   std::filesystem::path path;
-  std::string client_state;  // JSON
+  std::string client_state;                          // JSON
+  std::map<std::string, at::Tensor> client_tensors;  // on the CPU, contiguous
 };
 
 }  // namespace zerorun

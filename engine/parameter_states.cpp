@@ -102,7 +102,7 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
 // Completes the sums of all gradients over ranks. Returns the index of `parameter`.
 int ParameterStates::find_complete_gradient(const at::Tensor& parameter, const std::string& call) const {
   EngineState& state = *state_;
-  state.drop_failed_backward();
+  state.follow_failed_backward("ParameterStates::" + call);
   state.follow_marks("ParameterStates::" + call);
   state.check_before_step("ParameterStates::" + call);
   if (!state.step_updates()) {

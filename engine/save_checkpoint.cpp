@@ -15,6 +15,7 @@
 #include "comm/agreement.h"
 #include "engine/checkpoint_contents.h"
 #include "engine/checkpoints.h"
+#include "engine/client_tensors.h"
 #include "engine/restart_items.h"
 #include "engine/save_checks.h"
 
@@ -283,6 +284,7 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
   }
   if (state.communicator->rank() == 0) {
     part.files.push_back(file_of_buffers(state));
+    part.files.push_back(file_of_client_tensors(options.client_tensors));
     if (!options.exclude_frozen) part.files.push_back(file_of_frozen(state));
   }
   pins.end();
@@ -321,8 +323,9 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     state.optimizer->follow_program();
     check_names_and_dtypes(state, "save_checkpoint");
     check_numbers(state, "save_checkpoint");
-    if (state.communicator->rank() == 0)
-      checkpoint::check_json(options.client_state, "CheckpointOptions::client_state");
+    if (state.communicator->rank() > 0) return;
+    checkpoint::check_json(options.client_state, "CheckpointOptions::client_state");
+    check_client_tensors(options.client_tensors);
   };
   const bool shares = agree_to_save(state, check, [&] { return words_of(state, directory, tag, options); });
   const bool opens = state.residency && (shares || state.communicator->device().streams().asynchronous());

@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kMetadata = "__metadata__";  // what safetensors files have besides tensors
 
 void check_name(const std::string& name, const std::string& call) {
-  if (checkpoint::is_json_text(name) && name != kMetadata) return;
+  if (can_name_tensor(name)) return;
   throw UserError(call + "(): a parameter or buffer is named " + checkpoint::printable_text(name) +
                   ", which a safetensors file cannot have: give it another name, in UTF-8");
 }
@@ -25,6 +25,10 @@ bool is_plain(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+bool can_name_tensor(const std::string& name) {
+  return checkpoint::is_json_text(name) && name != kMetadata;
+}
 
 void check_names_and_dtypes(const EngineState& state, const std::string& call) {
   for (const NamedParameter& parameter : state.buckets.parameters()) check_name(parameter.name, call);

@@ -5,6 +5,9 @@
 
 namespace zerorun {
 
+/// Whether a tensor of a safetensors file can have the name: it is UTF-8, and not the metadata's.
+bool can_name_tensor(const std::string& name);
+
 /// Throws UserError if a parameter or buffer has a name or dtype that safetensors files cannot have. `call`:
 /// "save_checkpoint".
 void check_names_and_dtypes(const EngineState& state, const std::string& call);

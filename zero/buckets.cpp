@@ -126,10 +126,7 @@ void Buckets::move_in(int bucket) {
   for (int index : bucket_layout.parameters) {
     at::Tensor& parameter = parameters_[index].tensor;
     if (rank_ == 0) fill(index, view(index, exact));
-    const at::Tensor place = view(index, flat);
-    parameter.set_data(marked() ? marked_view(storages_[bucket], place.scalar_type(), place.sizes(),
-                                              place.strides(), location(index).offset)
-                                : place);
+    parameter.set_data(view_of_bucket(index, flat));
   }
   communicator_->broadcast(exact, 0, "initial values of " + labels_[bucket])->wait();
   if (wants_exact && (shared(bucket) || gathers_once(bucket))) {
@@ -276,6 +273,18 @@ void Buckets::clear_padding(int bucket, const at::Tensor& flat) const {
     end = location(index).offset + shapes_[index].numel;
   }
   clear_until(layout(bucket).numel);
+}
+
+at::Tensor Buckets::view_of_bucket(int parameter, const at::Tensor& flat) const {
+  const Shape& shape = shapes_[parameter];
+  if (!marked()) return view(parameter, flat);
+  return marked_view(storages_[bucket_of(parameter)], scalar_type(dtype()), shape.sizes, shape.strides,
+                     location(parameter).offset);
+}
+
+void Buckets::put_back(int parameter) const {
+  const at::Tensor& tensor = parameters_[parameter].tensor;
+  tensor.set_data(view_of_bucket(parameter, marked() ? at::Tensor() : flat(bucket_of(parameter))));
 }
 
 bool Buckets::in_place(int parameter) const {

@@ -166,6 +166,8 @@ class Buckets {
 
   /// Whether the parameter is still a view of its bucket. Module::to, set_data and similar calls move it out.
   bool in_place(int parameter) const;
+  /// Makes the parameter a view of its bucket again.
+  void put_back(int parameter) const;
   /// Bumps autograd's version counters of trained parameters, because their values have changed. Backward
   /// over a graph recorded before the change then fails, as in plain LibTorch.
   void bump_versions() const;
@@ -200,6 +202,8 @@ class Buckets {
   const StateTensor& values(int bucket) const { return store_->at(bucket, kValue); }
   at::Tensor allocate_values(int bucket);
   void move_in(int bucket);
+  /// `flat`: the bucket's memory, needed only if buckets are not marked.
+  at::Tensor view_of_bucket(int parameter, const at::Tensor& flat) const;
   void fill(int parameter, at::Tensor place) const;
   void keep(int bucket, at::Tensor flat, const at::Tensor& exact);
   void follow_writes(int bucket);

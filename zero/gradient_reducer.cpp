@@ -159,6 +159,7 @@ void GradientReducer::start_backward(bool boundary, float scale) {
   if (!reducing_) make_sums();
   scale_ = scale;
   in_backward_ = true;
+  has_gradients_of_backward_ = false;
   if (options_.policy.reduce_every_backward) {
     plan_.begin_again();
     for (BucketState& state : states_) state.reduction_started = false;
@@ -179,7 +180,11 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
         "the gradient of parameter " + buckets_->parameters()[parameter].name +
         " was removed by a hook of the program before the engine saw it: such hooks must keep grad()");
   }
-  if (!buckets_->in_place(parameter)) return;  // step() reports the error
+  if (!buckets_->in_place(parameter)) {  // step() reports the error
+    missed_parameter_ = parameter;
+    return;
+  }
+  has_gradients_of_backward_ = true;
   place(parameter, buckets_->flattened(parameter, gradient.is_sparse() ? gradient.to_dense() : gradient));
   ++window_arrivals_;
 

@@ -117,11 +117,18 @@ class GradientReducer final : public UseObserver {
   /// allocation's error, and no backward has started.
   void start_backward(bool boundary, float scale = 1);
   void finish_backward();
-  /// Call this after a backward that threw: hooks ignore gradients from then on. discard_window() must
-  /// follow.
+  /// Call this after a backward that threw: hooks ignore gradients from then on. discard_window() or
+  /// finish_abandoned() must follow.
   void abandon_backward() {
     if (std::exchange(in_backward_, false)) is_abandoned_ = true;
   }
+  /// Runs the reductions that a backward that threw did not start, because the other ranks wait for them. Its
+  /// missing gradients count as zeros.
+  void finish_abandoned();
+  /// A parameter of which a gradient was lost in this window, because it had left its bucket; -1: none.
+  int missed_parameter() const { return missed_parameter_; }
+  /// Whether a gradient of the last backward has been added to those of the window.
+  bool has_gradients_of_backward() const { return has_gradients_of_backward_; }
   /// Sets a function that is called on autograd's thread before each gradient of a backward that the engine
   /// has not started. The function may call start_backward(): then the reducer takes this gradient and all
   /// later ones of the backward. Until it does, gradients stay in grad().
@@ -266,6 +273,8 @@ class GradientReducer final : public UseObserver {
   bool in_backward_ = false;
   bool is_observed_ = false;  // a call of `observer_` has started this backward
   bool is_abandoned_ = false;
+  bool has_gradients_of_backward_ = false;
+  int missed_parameter_ = -1;
   float scale_ = 1;  // factor for the gradients of this backward
   bool reducing_ = false;
   bool at_boundary_ = false;

@@ -144,8 +144,8 @@ void GradientReducer::give_back_late(BucketState& state) {
   late_pool_.give_back(std::exchange(state.late, CommunicationBuffer()));
 }
 
-// Runs the remaining reductions, but makes no plan, because the backward is incomplete.
-void GradientReducer::discard_window() {
+// Makes no plan, because the backward is incomplete.
+void GradientReducer::finish_abandoned() {
   abandon_backward();
   if (std::exchange(is_abandoned_, false) && reducing_) {
     start_remaining_reductions();
@@ -153,6 +153,10 @@ void GradientReducer::discard_window() {
   schedule_.leave_backward();
   is_observed_ = false;
   finish_reduction();
+}
+
+void GradientReducer::discard_window() {
+  finish_abandoned();
   for (BucketState& state : states_) {
     state.writers.hand_over(*streams_, streams_->current(), Handover::written);
     give_back_late(state);
@@ -167,6 +171,7 @@ void GradientReducer::start_window() {
   plan_.begin_again();
   schedule_.start_backward();
   window_arrivals_ = 0;
+  missed_parameter_ = -1;
   for (BucketState& state : states_) {
     state.has_sums = false;
     state.reduction_started = false;

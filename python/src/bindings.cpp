@@ -12,6 +12,7 @@ PYBIND11_MODULE(_core, module) {
   zerorun::python::bind_engine(module);
   zerorun::python::bind_parameter_access(module);
   module.def("key_is_free", &zerorun::interception_key_is_free);
+  module.def("lies_in_engine", [](const at::Tensor& tensor) { return zerorun::owner_of(tensor) != nullptr; });
   zerorun::give_noted_failures_an_exit_code();
   module.def("note_failure", &zerorun::note_failure);
   module.def("survive_termination", &zerorun::survive_termination);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <variant>
 
 #include "base/error.h"
@@ -180,11 +182,12 @@ void bind_checkpoints(Class& engine) {
       .def(
           "save_checkpoint",
           [](CoreEngine& core, const std::string& folder, const std::string& tag,
-             const std::string& client_state, bool save_latest, bool exclude_frozen, int64_t keep_last,
-             bool asynchronous) {
+             const std::string& client_state, const std::map<std::string, at::Tensor>& client_tensors,
+             bool save_latest, bool exclude_frozen, int64_t keep_last, bool asynchronous) {
             return core.get()
                 .save_checkpoint(folder, tag,
                                  {.client_state = client_state,
+                                  .client_tensors = client_tensors,
                                   .save_latest = save_latest,
                                   .exclude_frozen = exclude_frozen,
                                   .keep_last = keep_last,
@@ -198,9 +201,10 @@ void bind_checkpoints(Class& engine) {
           "load_checkpoint",
           [](CoreEngine& core, const std::string& folder, const std::string& tag, bool strict,
              bool optimizer_states, bool counters) {
-            const RestoredCheckpoint restored = core.get().load_checkpoint(
+            RestoredCheckpoint restored = core.get().load_checkpoint(
                 folder, tag, {.strict = strict, .optimizer_states = optimizer_states, .counters = counters});
-            return std::pair(restored.path.string(), restored.client_state);
+            return std::tuple(restored.path.string(), std::move(restored.client_state),
+                              std::move(restored.client_tensors));
           },
           NoGil())
       .def(

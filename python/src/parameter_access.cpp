@@ -30,8 +30,8 @@ class DeferredScope {
 
 // The open scopes of a Python object that `with` may enter several times, also inside itself. __enter__ and
 // __exit__ are no Python code, at whose start Ctrl-C could raise KeyboardInterrupt: then the scope would stay
-// open. Python's part: _prepare(depth) returns the arguments of a GatherScope or None, _note(depth) is called
-// in the open scope, and _leave(depth, failed) returns whether the scope ends as after an exception.
+// open. Python's part: _prepare(depth) returns the arguments of a GatherScope or None, and _leave(depth,
+// failed) returns whether the scope ends as after an exception.
 class ScopeStack {
  public:
   static py::object enter(const py::object& self) {
@@ -39,7 +39,6 @@ class ScopeStack {
     const size_t depth = stack.open_.size();
     const py::object arguments = self.attr("_prepare")(depth);
     std::unique_ptr<GatherScope> scope = arguments.is_none() ? nullptr : make(arguments.cast<py::tuple>());
-    self.attr("_note")(depth);
     stack.open_.push_back(std::move(scope));
     return self;
   }

@@ -2,12 +2,14 @@
 
 import argparse
 import collections
+import copy
 import enum
 import json
 import random
 
 import numpy
 import pytest
+import safetensors.torch
 import torch
 import zerorun
 from small import make, net, step
@@ -56,8 +58,50 @@ def test_what_is_saved_comes_back(tmp_path):
 
 
 def test_plain_values_stay_readable(tmp_path):
-    text = zerorun.client_state.write(STATES["plain"])
-    assert json.loads(text) == STATES["plain"] == zerorun.client_state.read(text)
+    text, tensors = zerorun.client_state.write(STATES["plain"])
+    assert json.loads(text) == STATES["plain"] == zerorun.client_state.read(text, tensors) and not tensors
+
+
+def test_tensors_are_in_a_file_of_their_own(tmp_path):
+    engine = make(3)
+    step(engine)
+    ema = {name: parameter.detach().clone() for name, parameter in engine.module.named_parameters()}
+    wide = torch.randn(3, dtype=torch.complex128)
+    state = {"ema": ema, "large": torch.arange(500_000), "wide": wide, "names": numpy.array(["a", "bc"]), 1: {"1": torch.ones(1)},
+             "1": {"1": torch.zeros(1)}, "big": numpy.arange(3, dtype=">i4"), "fixed": numpy.broadcast_to(numpy.float32(2), (2, 2)),
+             "conj": wide[:2].to(torch.complex64).conj(), "parameter": engine.module[0].weight}
+    engine.save_checkpoint(tmp_path, client_state=state, asynchronous=True)
+    kept = copy.deepcopy({**state, "parameter": None, "ema": ema})
+    ema["0.weight"].zero_()  # the checkpoint has the values of the call
+    engine.wait_for_checkpoint()
+    folder = tmp_path / "global_step1"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert len(json.dumps(manifest["client_state"])) < 4000
+    facts = manifest["files"]["client_state.safetensors"]
+    assert facts["ranges"] == [] and facts["bytes"] == (folder / "client_state.safetensors").stat().st_size
+    tensors = safetensors.torch.load_file(folder / "client_state.safetensors")
+    assert torch.equal(tensors["['large']"], state["large"]) and tensors["['ema']['0.weight']"].shape == (16, 6)
+    read = make(0).load_checkpoint(tmp_path)[1]
+    assert torch.equal(read.pop("parameter"), engine.module[0].weight)
+    kept.pop("parameter")
+    assert same(read, kept)
+    read["fixed"] += 1
+    read["ema"]["0.weight"] += 1
+    engine.save_checkpoint(tmp_path, client_state={"step": 1})  # the tag without tensors replaces the one with them
+    assert not (folder / "client_state.safetensors").exists()
+
+
+def test_checkpoints_with_tensors_as_text_are_read():
+    """As the version before wrote them."""
+    text = json.dumps({
+        "t": {"__zerorun__": ["tensor", ["float32", [2, 1], "AACAPwAAAEA="]]},
+        "e": {"__zerorun__": ["tensor", ["int64", [0, 4], ""]]},
+        "n": {"__zerorun__": ["numpy", ["<i4", [2], "AQAAAAIAAAA="]]}, "z": {"__zerorun__": ["numpy", ["<f8", [0], ""]]},
+        "s": {"__zerorun__": ["numpy scalar", ["<f4", [], "AACAPw=="]]},
+        "c": {"__zerorun__": ["Counter", [[2, 1]]]}, "a": {"__zerorun__": ["Namespace", [["lr", {"__zerorun__": ["tuple", [1]]}]]]}})
+    state = {"t": torch.tensor([[1.0], [2.0]]), "e": torch.empty(0, 4, dtype=torch.int64), "n": numpy.array([1, 2], dtype="i4"),
+             "z": numpy.empty(0), "s": numpy.float32(1), "c": collections.Counter({2: 1}), "a": argparse.Namespace(lr=(1,))}
+    assert same(zerorun.client_state.read(text, {}), state)
 
 
 def test_subclasses_of_dict_come_back_as_dicts(tmp_path):
@@ -83,7 +127,9 @@ def test_the_error_names_the_value(tmp_path):
         with pytest.raises(zerorun.UserError, match=path):
             engine.save_checkpoint(tmp_path, client_state=state)
     with pytest.raises(zerorun.UserError, match="newer version"):
-        zerorun.client_state.read('{"__zerorun__": ["later", 1]}')
+        zerorun.client_state.read('{"__zerorun__": ["later", 1]}', {})
+    with pytest.raises(zerorun.UserError, match="refers to the tensor x"):
+        zerorun.client_state.read('{"__zerorun__": ["stored tensor", ["x", "float32", [1]]]}', {})
 
 
 def test_a_resumed_scheduler(tmp_path):

@@ -435,20 +435,109 @@ def test_hooks_of_the_optimizer_are_refused():
             getattr(client, name)(lambda *arguments: None)
 
 
-def test_memory_given_to_a_gathered_parameter(tmp_path):
-    engine = make(3)
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ZeroDivisionError("of the program")
+
+
+@ALL
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_backward_that_throws_among_gradients_of_earlier_ones(stage, plain):
+    for drop in DROPS.values():
+        (engine, client), (twin, of_twin) = (with_client(stage, gradient_accumulation_steps=4) for _ in range(2))
+        for each in (engine, twin):
+            step(each)
+            step(each)
+        loss = engine.module[2](Failing.apply(engine.module[0](torch.ones(2, 6)))).sum()
+        with pytest.raises(ZeroDivisionError, match="of the program"):
+            loss.backward() if plain else engine.backward(loss)
+        for call in (lambda: engine.backward(loss_of(engine)), lambda: loss_of(engine).backward(), engine.step):
+            with pytest.raises(zerorun.UserError, match="drop them all with engine.zero_grad"):
+                call()
+        drop(engine, client)
+        drop(twin, of_twin)
+        for each in (engine, twin):
+            for _ in range(6):
+                step(each)
+        assert engine.global_steps == 2 and all(map(torch.equal, engine.module.parameters(), twin.module.parameters()))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_memory_given_to_a_gathered_parameter(stage, tmp_path):
+    """parameter.data = ... counts where a modifier rank is given; what the program must not do leaves the engine usable."""
+    engine, plain = make(stage), make(stage)
+    new = torch.randn(16, 6)
+    for weight in (engine.module[0].weight, plain.module[0].weight):
+        with zerorun.zero.GatheredParameters([weight], modifier_rank=0):
+            if weight is engine.module[0].weight:
+                weight.data = new.t().contiguous().t()
+                assert torch.equal(weight, new)
+            else:
+                weight.data.copy_(new)
     weight = engine.module[0].weight
-    with pytest.raises(zerorun.UserError, match="tensor 0 of its parameters has got other memory"):
-        with zerorun.zero.GatheredParameters([weight]):
+    with zerorun.zero.GatheredParameters([weight]):
+        assert torch.equal(weight, new) and weight.data_ptr() != new.data_ptr()
+    assert [step(engine) for _ in range(2)] == [step(plain) for _ in range(2)]
+
+    def gives(data, **more):
+        with zerorun.zero.GatheredParameters([weight], **more):
+            weight.data = data
+
+    for match, data, more in (("0.weight has got other memory .* modifier", torch.zeros(16, 6), {}),
+                              (r"0.weight is \[16, 6\] of Float and has got \[6, 16\]", torch.zeros(6, 16), {"modifier_rank": 0}),
+                              ("has got .* of Half", torch.zeros(16, 6, dtype=torch.float16), {"modifier_rank": 0})):
+        with pytest.raises(zerorun.UserError, match=match):
+            gives(data, **more)
+    with pytest.raises(ZeroDivisionError):
+        with zerorun.zero.GatheredParameters([weight], modifier_rank=0):
             weight.data = torch.zeros(16, 6)
-    engine = make(3)
-    weight = engine.module[0].weight
+            raise ZeroDivisionError
     engine.backward(loss_of(engine))
-    with pytest.raises(zerorun.UserError, match="tensor 0 of its parameters has got other memory"):
-        with zerorun.zero.GatheredParameters([weight]):
-            weight.data = weight.grad  # which has no address
-    with pytest.raises(zerorun.UserError, match="has left its bucket"):  # and no scope is open
-        engine.save_checkpoint(tmp_path)
+    with pytest.raises(zerorun.UserError, match="on grad"):
+        gives(weight.grad, modifier_rank=0)  # which has no values
+    engine.step()
+    step(plain)
+    assert step(engine) == step(plain)
+    with zerorun.zero.GatheredParameters([weight], modifier_rank=0):
+        weight.data = torch.zeros(16, 6)
+        engine.backward(loss_of(engine))
+    with pytest.raises(zerorun.UserError, match="0.weight had other memory .* during a backward"):
+        engine.step()
+    engine.zero_grad()
+    step(engine)
+    engine.save_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_sparse_gradients(stage):
+    """Embedding(sparse=True) is as a dense one."""
+
+    class Bag(torch.nn.Module):
+        def __init__(self, sparse):
+            super().__init__()
+            torch.manual_seed(1)
+            self.table, self.head = torch.nn.Embedding(20, 4, sparse=sparse), torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.table(x)).square().mean()
+
+    def losses(sparse):
+        engine = make(stage, Bag(sparse))
+        result = []
+        for index in range(4):
+            loss = engine(torch.tensor([[1, 1, 5], [index, 7, 1]]))
+            loss.backward() if index % 2 else engine.backward(loss)
+            engine.step()
+            result.append(loss.item())
+        return result, [parameter.clone() for parameter in engine.module.parameters()]
+
+    found, expected = losses(True), losses(False)
+    assert found[0] == expected[0] and all(map(torch.equal, found[1], expected[1]))
 
 
 class Normed(torch.nn.Module):

@@ -39,6 +39,39 @@ def test_models():
     refused("share memory", lambda: initialize(shared))
 
 
+def test_modules_of_torch_jit():
+    for module in (torch.jit.script(net()), torch.jit.trace(net(), torch.ones(1, 6))):
+        refused("the model is a .* of torch.jit.*pass the module from which it was made", lambda: initialize(module))
+        inner = torch.nn.Sequential(torch.nn.Linear(6, 6), module)
+        refused("module 1 is a .* of torch.jit", lambda: initialize(inner))
+        step(make(1, net()))  # nothing is left behind
+
+
+def test_lazy_modules():
+    def lazy():
+        return torch.nn.Sequential(torch.nn.LazyLinear(16), torch.nn.LazyBatchNorm1d(), torch.nn.Linear(16, 3))
+
+    refused("parameter 0.weight has no shape yet.*call the model once", lambda: initialize(lazy()))
+    buffers = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.LazyBatchNorm1d(affine=False))
+    refused("buffer 1.running_mean has no shape yet", lambda: initialize(buffers))
+    model = lazy()
+    model(torch.ones(4, 6))
+    engine = initialize(model)[0]
+    engine.backward(engine(torch.ones(4, 6)).square().sum())
+    engine.step()
+
+
+def test_sparse_tensors():
+    """The remedy for a tensor that is sparse is another than for one with gaps."""
+    for trained in (True, False):
+        model = net()
+        model.register_parameter("sparse", torch.nn.Parameter(torch.eye(3).to_sparse(), requires_grad=trained))
+        refused(r"sparse is a sparse tensor: make it dense with .to_dense\(\)", lambda: initialize(model))
+    model = net()
+    model.register_buffer("table", torch.eye(3).to_sparse())
+    refused(r"table is a sparse tensor: .*to_dense\(\)", lambda: initialize(model))
+
+
 class Wrapper(torch.Tensor):
     @staticmethod
     def __new__(cls, inner):

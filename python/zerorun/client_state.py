@@ -1,5 +1,6 @@
-"""client_state as JSON that keeps what Python has. Values that JSON has too stay as they are; others become an object with
-the one key "__zerorun__", which C++ programs read as JSON. Nothing is pickled."""
+"""client_state as JSON that keeps what Python has, and the tensors and numpy arrays of it by name. Values that JSON has too stay
+as they are; others become an object with the one key "__zerorun__", which C++ programs read as JSON. In the place of a tensor
+is its name. Nothing is pickled."""
 
 import argparse
 import base64
@@ -9,29 +10,34 @@ import math
 
 import torch
 
-from ._core import UserError
+from ._core import UserError, lies_in_engine
 
 _TAG = "__zerorun__"
+# The dtypes of safetensors files. Tensors of others are stored as bytes.
+_STORED = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64,
+           torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool}
 
 
 def write(state):
-    """Returns the JSON of `state`. Raises UserError with the path of a value that cannot be kept."""
+    """Returns the JSON of `state`, and the tensors to which it refers, by name. These share memory with those of `state`. Raises
+    UserError with the path of a value that cannot be kept."""
+    tensors = {}
     try:
-        return json.dumps(_encode(state, "client_state"), allow_nan=False)
+        return json.dumps(_encode(state, "client_state", tensors), allow_nan=False), tensors
     except RecursionError:
         raise UserError("save_checkpoint(): client_state contains itself, or is nested too deep: pass a flat one") from None
 
 
-def read(text):
-    """Returns the state whose JSON write() made; JSON of other programs as Python's json reads it."""
-    return _decode(json.loads(text))
+def read(text, tensors):
+    """Returns the state of which write() made `text` and `tensors`; JSON of other programs as Python's json reads it."""
+    return _decode(json.loads(text), tensors)
 
 
 def _tagged(kind, value):
     return {_TAG: [kind, value]}
 
 
-def _encode(value, path):
+def _encode(value, path, tensors):
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -42,28 +48,28 @@ def _encode(value, path):
     if kind is float:
         return value if math.isfinite(value) else _tagged("float", repr(value))
     if kind is list:
-        return [_encode(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return [_encode(item, f"{path}[{index}]", tensors) for index, item in enumerate(value)]
     if isinstance(value, dict):
         name = kind.__name__ if kind in (collections.OrderedDict, collections.Counter) else "dict"
         if name == "dict" and all(type(key) is str and _is_text(key) for key in value) and _TAG not in value:
-            return {key: _encode(item, f"{path}[{key!r}]") for key, item in value.items()}
-        return _tagged(name, [[_encode(key, f"{path}: key {key!r}"), _encode(item, f"{path}[{key!r}]")]
+            return {key: _encode(item, f"{path}[{key!r}]", tensors) for key, item in value.items()}
+        return _tagged(name, [[_encode(key, f"{path}: key {key!r}", tensors), _encode(item, f"{path}[{key!r}]", tensors)]
                               for key, item in value.items()])
     for name, of in (("tuple", tuple), ("set", set), ("frozenset", frozenset)):
         if kind is of:
-            return _tagged(name, [_encode(item, f"{path}[{index}]") for index, item in enumerate(value)])
+            return _tagged(name, [_encode(item, f"{path}[{index}]", tensors) for index, item in enumerate(value)])
     if kind is complex:
-        return _tagged("complex", [_encode(value.real, path), _encode(value.imag, path)])
+        return _tagged("complex", [_encode(value.real, path, tensors), _encode(value.imag, path, tensors)])
     if kind in (bytes, bytearray):
         return _tagged(kind.__name__, _text_of(value))
     if isinstance(value, torch.Tensor):
-        return _encode_tensor(value, path)
+        return _encode_tensor(value, path, tensors)
     if kind in (torch.dtype, torch.device, torch.Size):
         return _tagged(kind.__name__, list(value) if kind is torch.Size else str(value))
     if kind is argparse.Namespace:
-        return _tagged("Namespace", [[name, _encode(item, f"{path}.{name}")] for name, item in vars(value).items()])
+        return _tagged("Namespace", [[name, _encode(item, f"{path}.{name}", tensors)] for name, item in vars(value).items()])
     if kind.__module__ == "numpy":
-        return _encode_numpy(value, path)
+        return _encode_numpy(value, path, tensors)
     raise UserError(f"save_checkpoint(): {path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot keep: "
                     "pass numbers, text, bytes, lists, dicts, tuples, sets, tensors and numpy arrays (dataclasses.asdict() makes "
                     "a dict of a dataclass)")
@@ -78,22 +84,44 @@ def _is_text(value):
     return True
 
 
-def _encode_tensor(value, path):
+def _encode_tensor(value, path, tensors):
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise UserError(f"save_checkpoint(): {path} is a sparse, quantised or meta tensor: pass a dense one")
-    plain = value.detach().clone(memory_format=torch.contiguous_format).cpu().resolve_conj().resolve_neg()
-    memory = plain.view(-1).view(torch.uint8).numpy() if plain.numel() else b""
-    return _tagged("tensor", [str(plain.dtype).removeprefix("torch."), list(plain.shape), _text_of(bytes(memory))])
+    plain = value.detach()
+    if lies_in_engine(plain):
+        plain = plain.clone()  # on all ranks: it may be a gather
+    plain = plain.resolve_conj().resolve_neg().contiguous()
+    return _tagged("stored tensor", [_add(tensors, path, plain), str(plain.dtype).removeprefix("torch."), list(plain.shape)])
 
 
-def _encode_numpy(value, path):
+def _encode_numpy(value, path, tensors):
     import numpy
 
     if not isinstance(value, (numpy.ndarray, numpy.generic)) or value.dtype.hasobject or value.dtype.names:
         raise UserError(f"save_checkpoint(): {path} is a numpy {type(value).__name__} that holds more than numbers and text: "
                         "pass its parts")
-    kind = "numpy" if isinstance(value, numpy.ndarray) else "numpy scalar"
-    return _tagged(kind, [value.dtype.str, list(value.shape), _text_of(value.tobytes())])
+    content = [value.dtype.str, list(value.shape)]
+    if not isinstance(value, numpy.ndarray):
+        return _tagged("numpy scalar", [*content, _text_of(value.tobytes())])
+    array = numpy.ascontiguousarray(value)
+    if not array.flags.writeable:
+        array = array.copy()  # torch takes no other
+    data = torch.from_numpy(array.reshape(-1).view(numpy.uint8)) if value.nbytes else torch.empty(0, dtype=torch.uint8)
+    dtype = getattr(torch, value.dtype.name, None) if value.dtype.isnative else None
+    if dtype in _STORED:
+        data = data.view(dtype).reshape(value.shape)
+    return _tagged("stored numpy", [_add(tensors, path, data), *content])
+
+
+def _add(tensors, path, value):
+    """Adds the tensor under its path, or the like of it, and returns the name."""
+    if value.dtype not in _STORED:
+        value = value.reshape(-1).view(torch.uint8)
+    path = name = path.removeprefix("client_state")
+    while name in tensors:  # keys that print alike
+        name = f"{path} {len(tensors)}"
+    tensors[name] = value
+    return name
 
 
 def _text_of(data):
@@ -104,29 +132,36 @@ def _bytes_of(text):
     return base64.b64decode(text)
 
 
-def _decode(value):
+def _decode(value, tensors):
     if isinstance(value, list):
-        return [_decode(item) for item in value]
+        return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if set(value) != {_TAG}:
-        return {key: _decode(item) for key, item in value.items()}
+        return {key: _decode(item, tensors) for key, item in value.items()}
     kind, content = value[_TAG]
-    if kind not in _DECODERS:
-        raise UserError(f"load_checkpoint(): client_state has a value of kind {kind!r}, which this version does not know: the "
-                        "checkpoint is of a newer version of zerorun")
-    return _DECODERS[kind](content)
-
-
-def _decode_pairs(pairs):
-    return {_decode(key): _decode(item) for key, item in pairs}
+    if kind in _DECODERS:
+        return _DECODERS[kind](content)
+    if kind in _COLLECTIONS:
+        return _COLLECTIONS[kind](_decode(content, tensors))
+    if kind in _REFERENCES:
+        name, *rest = content
+        if name not in tensors:
+            raise UserError(f"load_checkpoint(): client_state refers to the tensor {name}, which the checkpoint does not have")
+        return _REFERENCES[kind](tensors[name], *rest)
+    raise UserError(f"load_checkpoint(): client_state has a value of kind {kind!r}, which this version does not know: the "
+                    "checkpoint is of a newer version of zerorun")
 
 
 def _decode_tensor(content):
+    """Checkpoints of earlier versions have tensors as text."""
     name, shape, text = content
+    return _stored_tensor(torch.frombuffer(bytearray(_bytes_of(text)), dtype=torch.uint8) if text else torch.empty(0), name, shape)
+
+
+def _stored_tensor(data, name, shape):
     dtype = getattr(torch, name)
-    data = bytearray(_bytes_of(text))
-    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+    return data.reshape(-1).view(dtype).reshape(shape) if data.numel() else torch.empty(shape, dtype=dtype)
 
 
 def _decode_numpy(content):
@@ -136,18 +171,17 @@ def _decode_numpy(content):
     return numpy.ndarray(shape, dtype, bytearray(_bytes_of(text)))  # frombuffer() takes no empty text or array
 
 
+def _stored_numpy(data, dtype, shape):
+    import numpy
+
+    return numpy.ndarray(shape, dtype, data.reshape(-1).view(torch.uint8).numpy() if data.numel() else b"")
+
+
+# By the kind of a value: from its content in JSON; from its content, which has been decoded; from the tensor that it names.
 _DECODERS = {
     "int": int,
     "float": float,
     "text": lambda text: _bytes_of(text).decode("utf-8", "surrogatepass"),
-    "dict": _decode_pairs,
-    "OrderedDict": lambda pairs: collections.OrderedDict(_decode_pairs(pairs)),
-    "Counter": lambda pairs: collections.Counter(_decode_pairs(pairs)),
-    "tuple": lambda items: tuple(map(_decode, items)),
-    "set": lambda items: set(map(_decode, items)),
-    "frozenset": lambda items: frozenset(map(_decode, items)),
-    "Namespace": lambda items: argparse.Namespace(**{name: _decode(item) for name, item in items}),
-    "complex": lambda parts: complex(*map(_decode, parts)),
     "bytes": _bytes_of,
     "bytearray": lambda text: bytearray(_bytes_of(text)),
     "tensor": _decode_tensor,
@@ -157,3 +191,14 @@ _DECODERS = {
     "numpy": _decode_numpy,
     "numpy scalar": lambda content: _decode_numpy(content)[()],
 }
+_COLLECTIONS = {
+    "dict": dict,
+    "OrderedDict": collections.OrderedDict,
+    "Counter": lambda pairs: collections.Counter(dict(pairs)),
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "Namespace": lambda pairs: argparse.Namespace(**dict(pairs)),
+    "complex": lambda parts: complex(*parts),
+}
+_REFERENCES = {"stored tensor": _stored_tensor, "stored numpy": _stored_numpy}

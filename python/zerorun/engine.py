@@ -269,8 +269,7 @@ class Engine(Facts, torch.nn.Module):
     def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False,
                         asynchronous=False, keep_last=0):
         """A collective, to be called between step() and the next backward(). Returns True. `client_state`: a dict of numbers,
-        text, bytes, lists, tuples, sets, dicts, tensors (not for large ones: they are kept as text) and numpy arrays; that of
-        rank 0 is saved."""
+        text, bytes, lists, tuples, sets, dicts, tensors and numpy arrays; that of rank 0 is saved."""
         if self.optimizer is not None:
             self.optimizer.push()
         state = dict(client_state or {})
@@ -278,8 +277,8 @@ class Engine(Facts, torch.nn.Module):
             state[_SCHEDULE_KEY] = self.lr_scheduler.state_dict()
         if self._flat is not None:
             state[_OPTIMIZER_KEY] = self._flat.save()
-        text = states.write(state)
-        self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, save_latest,
+        text, tensors = states.write(state)
+        self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, tensors, save_latest,
                                    exclude_frozen_parameters, keep_last, asynchronous)
         return True
 
@@ -297,9 +296,9 @@ class Engine(Facts, torch.nn.Module):
             log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", load_dir)
             return None, None
         whole = not (load_module_only or self._config["computes_only"])
-        path, text = self._core.load_checkpoint(load_dir, "" if tag is None else str(tag), load_module_strict,
-                                                load_optimizer_states and whole, load_lr_scheduler_states and whole)
-        state = states.read(text) or {}
+        path, text, tensors = self._core.load_checkpoint(load_dir, "" if tag is None else str(tag), load_module_strict,
+                                                         load_optimizer_states and whole, load_lr_scheduler_states and whole)
+        state = states.read(text, tensors) or {}
         schedule, numbers = ((state.pop(key, None) for key in (_SCHEDULE_KEY, _OPTIMIZER_KEY)) if isinstance(state, dict)
                              else (None, None))
         if schedule is not None and load_lr_scheduler_states and whole and self.lr_scheduler is not None:

@@ -39,3 +39,13 @@ def refuse_models(model):
     if kind == "torch._dynamo.eval_frame.OptimizedModule":
         raise UserError("initialize(): the model is wrapped by torch.compile(): pass the module itself, and then call "
                         "engine.compile()")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            where = f"module {name}" if name else "the model"
+            raise UserError(f"initialize(): {where} is a {type(module).__name__} of torch.jit, which calls no hooks of modules and "
+                            "reads parameters in its own way: pass the module from which it was made")
+    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in tensors:
+            if torch.nn.parameter.is_lazy(tensor):
+                raise UserError(f"initialize(): {kind} {name} has no shape yet, for its module is lazy: call the model once on a "
+                                "batch, under torch.no_grad(), and then initialize()")

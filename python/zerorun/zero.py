@@ -34,7 +34,7 @@ class Init:
 
 class GatheredParameters(_core.ScopeStack):
     """In this scope each rank has all values of `params`, so that one rank alone can read them, or code without torch's
-    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end. A collective. Before initialize()
+    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end, also `parameter.data = ...`. A collective. Before initialize()
     parameters made under zero.Init get their values here on each rank, and keep them."""
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
@@ -44,19 +44,14 @@ class GatheredParameters(_core.ScopeStack):
         self._params = [params] if isinstance(params, torch.Tensor) else list(params)
         self._modifier_rank = modifier_rank
         self._enabled = enabled
-        self._entered = []  # for each scope: its engine, and the addresses of its parameters
+        self._entered = []  # for each scope: its engine
 
     def _prepare(self, depth):
         engine = engine_of(self._params) if self._enabled and self._params else None
         if engine is None and self._enabled and self._params:
             self._make_values()
-        self._entered[depth:] = [(engine, [])]
+        self._entered[depth:] = [engine]
         return None if engine is None else (engine._core, self._params, self._modifier_rank)
-
-    def _note(self, depth):
-        engine, addresses = self._entered[depth]
-        if engine is not None:
-            addresses.extend(_address_of(parameter) for parameter in self._params)
 
     def _make_values(self):
         if self._modifier_rank not in (None, 0) and not torch.distributed.is_initialized():
@@ -67,29 +62,15 @@ class GatheredParameters(_core.ScopeStack):
                 parameter.data = _core.make_tensor(parameter)
 
     def _leave(self, depth, failed):
-        engine, addresses = self._entered[depth]
+        engine = self._entered[depth]
         del self._entered[depth:]
         if failed or not self._enabled:
             return True
-        if engine is None:
-            # Rank 0's values are those that initialize() gives all ranks.
-            if self._modifier_rank not in (None, 0) and torch.distributed.is_initialized():
-                for parameter in self._params:
-                    torch.distributed.broadcast(parameter.data, self._modifier_rank)
-            return False
-        moved = next((i for i, p in enumerate(self._params) if _address_of(p) != addresses[i]), None)
-        if moved is not None:
-            raise UserError(f"GatheredParameters: tensor {moved} of its parameters has got other memory in the scope "
-                            "(parameter.data = ...), which the engine does not see: copy values in place "
-                            "(parameter.data.copy_(...))")
+        # Before initialize(): rank 0's values are those that initialize() gives all ranks.
+        if engine is None and self._modifier_rank not in (None, 0) and torch.distributed.is_initialized():
+            for parameter in self._params:
+                torch.distributed.broadcast(parameter.data, self._modifier_rank)
         return False
-
-
-def _address_of(parameter):
-    try:
-        return parameter.data_ptr()
-    except RuntimeError:
-        return None  # it has lost its memory in the scope, which must still be closed
 
 
 def register_external_parameter(module, parameter):

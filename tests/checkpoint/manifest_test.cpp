@@ -216,6 +216,19 @@ TEST_CASE("A client state that would not come back as it is is refused with the 
              Contains("nested more than 1000 deep"));
 }
 
+TEST_CASE("Every client state that may be saved can be read, as it was") {
+  for (const auto& [open, close] : {std::pair("[", "]"), std::pair(R"({"b":1,"a":)", "}")}) {
+    std::string text = "-0.5";
+    for (int depth = 0; depth < kDeepestJson; ++depth) text = open + text + close;
+    REQUIRE_NOTHROW(check_json(text, "client_state"));
+    Manifest manifest = some_manifest();
+    manifest.client_state = text;
+    const Manifest read = parse_manifest(to_json(manifest), "m.json");
+    CHECK(read.client_state == text);
+    CHECK(read.checksum.size() == 16);
+  }
+}
+
 TEST_CASE("Errors say what is wrong with a manifest") {
   CHECK_THAT(user_error([] { parse_manifest("{", "m.json"); }), Contains("m.json"));
   CHECK_THAT(error_of([](json& value) { value["version"] = 3; }),

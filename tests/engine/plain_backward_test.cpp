@@ -185,7 +185,8 @@ TEST_CASE("Recomputed layers: each bucket is reduced once a step, and nested bac
   }
 }
 
-TEST_CASE("A backward that throws is dropped with the micro-steps before it, and training goes on") {
+TEST_CASE(
+    "A backward that throws is dropped with the micro-steps before it by zero_grad(), and training goes on") {
   for (const int stage : {0, 1, 2, 3}) {
     for (const std::string where : {"in a hook", "in hooks of other layers", "before any gradient",
                                     "after a nested backward", "in a hook, and a backward at once"}) {
@@ -207,7 +208,7 @@ TEST_CASE("A backward that throws is dropped with the micro-steps before it, and
             for (int step = 0; step < 4; ++step) {
               engine.set_gradient_accumulation_boundary(false);
               if (fails && step == 2) {
-                backward(model.forward(values({3, 6}, 77), nested));  // dropped because of the throw below
+                backward(model.forward(values({3, 6}, 77), nested));  // dropped below
                 engine.step();
                 at::Tensor x = values({3, 6}, 78).requires_grad_(true);
                 at::Tensor hidden = model.layers[0]->forward(x);
@@ -224,13 +225,14 @@ TEST_CASE("A backward that throws is dropped with the micro-steps before it, and
                 Recompute::throws_after = nested;
                 expect_throws([&] { backward(out); }, nested ? "after the nested" : "on purpose", "backward");
                 Recompute::throws_after = false;
-                if (where != "before any gradient" || !is_plain) {
-                  out = hidden = middle = at::Tensor();
-                  if (!where.ends_with("at once"))
-                    expect_throws([&] { engine.step(); }, "the last backward threw", "step()");
-                } else {
-                  engine.zero_grad();  // the engine does not know of this backward
+                out = hidden = middle = at::Tensor();
+                if (where.ends_with("at once")) {
+                  expect_throws([&] { backward(model.forward(x, nested)); }, "the last backward threw",
+                                "backward");
+                } else if (where != "before any gradient" || !is_plain) {
+                  expect_throws([&] { engine.step(); }, "the last backward threw", "step()");
                 }
+                engine.zero_grad();
               }
               for (int micro = 0; micro < 2; ++micro) {
                 engine.set_gradient_accumulation_boundary(micro == 1);
