@@ -160,6 +160,11 @@ void GradientMarks::empty() {
   }
 }
 
+void GradientMarks::hook_again() {
+  for (const Entry& entry : entries_)
+    torch::autograd::impl::set_grad_accumulator(entry.parameter, entry.node);
+}
+
 void GradientMarks::refuse() {
   for (Entry& entry : entries_) {
     const bool comes_back = entry.held && !entry.is_gone();

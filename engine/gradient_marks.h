@@ -40,6 +40,9 @@ class GradientMarks {
   /// Empties grad() of every parameter, except of the one to which a running backward has just brought its
   /// gradient.
   void empty();
+  /// To be called when parameters are back in their buckets: a change of dtype in between (set_data()) makes
+  /// LibTorch forget AccumulateGrad, and with it the hooks.
+  void hook_again();
   /// Undoes what a backward has done that may not begin: its gradients go, and marks come back.
   void refuse();
   /// Whether the program has dropped the gradients since place(). Throws UserError if it has dropped those of

@@ -2,8 +2,8 @@
 // backwards the next call says what to do. Nothing hangs.
 #include <torch/torch.h>
 
-#include <catch2/catch.hpp>
 #include <array>
+#include <catch2/catch.hpp>
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -51,7 +51,12 @@ struct Training {
     InitializeOptions options;
     options.marks_gradients = has_marks;
     options.bucket_numel = 48;  // a bucket for each layer
-    return make_engine(*model, sgd_config(stage, accumulation), std::move(communicator), options);
+    const std::string config = R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": )" +
+                               std::to_string(accumulation) +
+                               R"(, "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
+                                   "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": )" +
+                               std::to_string(stage) + "}}";
+    return make_engine(*model, config, std::move(communicator), options);
   }
   void backward(int sample, Fails fails = Fails::no) {
     const at::Tensor loss = model->loss(sample, fails);

@@ -104,6 +104,25 @@ TEST_CASE("Calls of initialize() that are refused by name") {
   });
 }
 
+TEST_CASE("Sparse tensors of a model are refused by name, with the remedy") {
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    const at::Tensor sparse = torch::eye(3).to_sparse();
+    for (const std::string& kind : {"trained", "frozen", "buffer"}) {
+      for (const int stage : {0, 3}) {
+        CAPTURE(kind, stage);
+        Net model;
+        if (kind == "buffer") {
+          model->register_buffer("thin", sparse);
+        } else {
+          model->register_parameter("thin", sparse, /*requires_grad=*/kind == "trained");
+        }
+        CHECK_THROWS_WITH(make_engine(*model, sgd_config(stage), communicator),
+                          Contains("thin is a sparse tensor: make it dense with .to_dense()"));
+      }
+    }
+  });
+}
+
 TEST_CASE("Ranks with different models get an error and do not hang") {
   CHECK_THROWS_WITH(run_ranks(3,
                               [&](std::shared_ptr<Communicator> communicator) {

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cmath>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
@@ -351,6 +352,80 @@ TEST_CASE("A scope within an iteration that follows its plan") {
       for (int layer = 0; layer < 4; ++layer) expect_same(weights[layer], expected[layer], "after the step");
     }
   }));
+}
+
+TEST_CASE("Memory that a scope's modifier rank gives to parameters counts as a write") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  on_ranks(2, stage, [&](Chain& chain, int rank) {
+    const at::Tensor given = values({4, 4}, 90);
+    const auto plain = Chain::make();
+    {
+      torch::NoGradGuard no_grad;
+      plain->parameters()[1].copy_(given);
+      plain->parameters()[2].copy_(given * 2);
+    }
+    {
+      GatheredParameters scope(chain.engine, {chain.weight(1), chain.weight(2)}, /*modifier_rank=*/1);
+      if (rank == 1) {
+        chain.weight(1).set_data(given.t().contiguous().t());
+        chain.weight(2).set_data(given);
+        chain.weight(2).set_data(given * 2);
+      } else {
+        chain.weight(2).set_data(torch::zeros({7}));  // what other ranks do does not count
+      }
+    }
+    chain.expect_value(1, given, "given");
+    chain.expect_value(2, given * 2, "given last");
+    train_beside(chain, *plain, 0, 3);
+    for (int layer = 0; layer < 4; ++layer)
+      chain.expect_value(layer, plain->parameters()[layer].detach(), "trained");
+  });
+}
+
+TEST_CASE("Memory given to parameters in a scope that does not take it is an error, and training goes on") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  on_ranks(2, stage, [&](Chain& chain, int rank) {
+    const auto plain = Chain::make();
+    const auto give = [&](std::optional<int> modifier_rank, const at::Tensor& data) {
+      GatheredParameters scope(chain.engine, {chain.weight(1)}, modifier_rank);
+      chain.weight(1).set_data(data);
+    };
+    expect_throws(
+        [&] {
+          give({}, torch::zeros({4, 4}));
+        },
+        "parameter b.weight has got other memory", "no modifier");
+    const std::string what = "parameter b.weight is [4, 4] of Float and has got ";
+    expect_throws(
+        [&] {
+          give(0, torch::zeros({4, 2}));
+        },
+        "rank 0: GatheredParameters: " + what + "[4, 2]", "shape");
+    expect_throws([&] { give(1, torch::zeros({4, 4}, at::kDouble)); }, what + "[4, 4] of Double", "dtype");
+    expect_throws([&] { give(0, torch::zeros({2}, rank == 0 ? at::kFloat : at::kDouble)); }, what + "[2]",
+                  "both");
+    try {
+      GatheredParameters scope(chain.engine, {chain.weight(1)}, 0);
+      chain.weight(1).set_data(torch::zeros({4, 4}));
+      throw std::runtime_error("in the scope");
+    } catch (const std::runtime_error&) {
+    }
+    chain.expect_value(1, chain.initial(1), "as before");
+    train_beside(chain, *plain, 0, 2);
+    {
+      GatheredParameters scope(chain.engine, {chain.weight(1)}, 0);
+      chain.weight(1).set_data(torch::zeros({4, 4}));
+      chain.engine.backward(loss_of(chain.model->run(7)));
+    }
+    expect_throws([&] { chain.engine.step(); }, "parameter b.weight had other memory", "a lost gradient");
+    chain.engine.zero_grad();
+    {
+      torch::NoGradGuard no_grad;
+      plain->parameters()[1].zero_();
+    }
+    train_beside(chain, *plain, 2, 4);
+    chain.expect_value(1, plain->parameters()[1].detach(), "trained");
+  });
 }
 
 }  // namespace zerorun::testing

@@ -1,0 +1,208 @@
+#include "engine/restore.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/checkpoint_contents.h"
+#include "engine/restart_items.h"
+
+namespace zerorun {
+namespace {
+
+std::span<std::byte> writable_bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+}
+
+}  // namespace
+
+Restore::Restore(EngineState& state, checkpoint::SavedState& saved, const RestoreOptions& options)
+    : state_(&state), saved_(&saved), options_(options) {
+  for (const auto& [name, parameter] : saved.manifest().parameters) {
+    names_[name] = name;
+    for (const std::string& alias : parameter.aliases) names_.emplace(alias, name);
+  }
+}
+
+void Restore::read_slices() {
+  if (has_window()) {
+    for (int bucket = 0; bucket < state_->buckets.trained_count(); ++bucket)
+      state_->communicator->device().zero(state_->store.at(bucket, kGradient).memory);
+  }
+  for (int bucket = 0; bucket < state_->buckets.count(); ++bucket)
+    state_->store.with_values(bucket, ValueUse::change, [&] { read_slice(bucket); });
+  state_->store.finish_generation();
+}
+
+void Restore::gather_slices() const {
+  if (state_->communicator->world_size() == 1) return;
+  state_->store.for_each([&](int bucket, const StateTensor& kept) {
+    const bool by_residency = kept.kind == StateKind::value && state_->residency;
+    if (kept.extent == Extent::slice || kept.kind == StateKind::gradient || by_residency) return;
+    state_->communicator
+        ->all_gather(kept.memory, kept.own, kept.name + " of " + state_->buckets.label(bucket))
+        ->wait();
+  });
+}
+
+void Restore::read_module() const {
+  for (const auto& [name, tensor, dtype, is_buffer] : state_->unbucketed) {
+    if (tensor.numel() == 0 || !is_there(name)) continue;
+    const std::string source = source_of_values(names_.at(name));
+    tensor.detach().copy_(read_whole(names_.at(name), source));
+  }
+}
+
+void Restore::restore_numbers() const {
+  const checkpoint::Manifest& manifest = saved_->manifest();
+  const bool same_ranks = manifest.world_size == state_->communicator->world_size();
+  const bool same_precision = manifest.precision == name_of(state_->config.precision.training);
+  for (const RestartItem& item : restart_items(*state_)) {
+    const bool is_generator = item.name.starts_with("generator.");
+    // The optimizer's step count belongs to its moments, so optimizer_states decides about both.
+    const bool wanted = item.name == "steps.optimizer" ? options_.optimizer_states : options_.counters;
+    if (!wanted || (is_generator && !same_ranks)) continue;
+    const checkpoint::RestartValues& numbers =
+        manifest.numbers[is_generator ? state_->communicator->rank() : 0];
+    const auto found = numbers.find(item.name);
+    if (found != numbers.end()) {
+      if (found->second.index() != item.read().index()) {
+        throw UserError("the checkpoint's \"" + item.name + "\" is of another kind");
+      }
+      item.write(found->second);
+    } else if (same_precision && !is_generator) {  // a CPU run's checkpoint has no GPU generator
+      throw UserError(
+          "the checkpoint has no \"" + item.name +
+          "\": it was written with other parameter groups; load with RestoreOptions::counters = false");
+    }
+  }
+  if (!options_.counters) return;
+  check_counts(manifest);
+  // Starts a new window, unless the checkpoint was saved within a window, which is then continued.
+  state_->counts.micro = state_->counts.drops = 0;
+  if (has_window()) resume_window();
+  state_->schedule.resume(state_->counts.applied());
+  state_->schedule.ask(state_->counts.applied());
+}
+
+bool Restore::is_there(const std::string& parameter) const {
+  const auto found = names_.find(parameter);
+  return found != names_.end() && !saved_->manifest().parameters.at(found->second).excluded;
+}
+
+bool Restore::has_moments(const std::string& parameter) const {
+  return options_.optimizer_states && saved_->manifest().parameters.at(names_.at(parameter)).trained;
+}
+
+void Restore::read_slice(int bucket) {
+  const auto& parameters = state_->buckets.parameters();
+  for (const int index : state_->buckets.layout(bucket).parameters) {
+    if (has_window() && parameters[index].group != kFrozen && is_there(parameters[index].name))
+      read_gradients(index);
+  }
+  state_->store.for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
+    std::vector<std::pair<int, StatePiece>> pieces;
+    for (const int index : state_->buckets.layout(bucket).parameters) {
+      if (!is_there(parameters[index].name)) continue;
+      state_->store.for_each_piece_of(chunk, index, [&](const StatePiece& piece) {
+        if (piece.state->kind == StateKind::gradient) return;
+        if (piece.state->kind == StateKind::moment && !has_moments(parameters[index].name)) return;
+        pieces.emplace_back(index, piece);
+      });
+    }
+    std::ranges::stable_sort(pieces, {}, [](const auto& piece) { return piece.second.state->name; });
+    for (const auto& [index, piece] : pieces) {
+      const std::string& name = names_.at(parameters[index].name);
+      const bool is_moment = piece.state->kind == StateKind::moment;
+      read(name, is_moment ? piece.state->name : source_of_values(name), parameters[index].tensor, piece);
+    }
+  });
+}
+
+std::string Restore::gradient_state() const {
+  return saved_->manifest().window->is_summed ? kGradient : own_gradient_of(state_->communicator->rank());
+}
+
+void Restore::read_gradients(int parameter) {
+  const at::Tensor& own = state_->buckets.parameters()[parameter].tensor;
+  const std::string& name = names_.at(state_->buckets.parameters()[parameter].name);
+  if (saved_->dtype_of(name, gradient_state()).empty()) return;  // the parameter has no gradient so far
+  const int bucket = state_->buckets.bucket_of(parameter);
+  const StateTensor& kept = state_->store.at(bucket, kGradient);
+  if (!saved_->manifest().window->is_summed) {
+    read(name, gradient_state(), own, {&kept, state_->buckets.piece(parameter, kept.memory), 0});
+    return;
+  }
+  state_->store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
+    if (piece.state->kind == StateKind::gradient) read(name, kGradient, own, piece);
+  });
+}
+
+void Restore::resume_window() const {
+  const auto trained = state_->buckets.trained();
+  const checkpoint::RestartValues& numbers = saved_->manifest().numbers[state_->communicator->rank()];
+  WindowSoFar window{.has_gradient = std::vector<char>(trained.size()),
+                     .arrivals = std::get<int64_t>(numbers.at(kWindowArrivals)),
+                     .tally = std::get<std::vector<uint8_t>>(numbers.at(kWindowTally))};
+  for (size_t index = 0; index < trained.size(); ++index) {
+    const std::string& name = trained[index].name;
+    window.has_gradient[index] =
+        is_there(name) && !saved_->dtype_of(names_.at(name), gradient_state()).empty();
+  }
+  state_->reducer.resume_window(window);
+  state_->holds_gradients = true;
+  if (state_->marks) state_->marks->place(window.has_gradient);
+  state_->counts.micro = saved_->manifest().window->micro_steps;
+}
+
+at::Tensor Restore::read_whole(const std::string& parameter, const std::string& source) const {
+  const checkpoint::SavedParameter& saved = saved_->manifest().parameters.at(parameter);
+  at::Tensor values =
+      at::empty_strided(saved.shape, saved.strides, dtype_of(saved_->dtype_of(parameter, source)));
+  const int64_t numel = values.numel();
+  saved_->read(parameter, source, 0, numel,
+               {static_cast<std::byte*>(values.mutable_data_ptr()),
+                static_cast<size_t>(numel) * values.element_size()});
+  return values;
+}
+
+void Restore::check_counts(const checkpoint::Manifest& manifest) const {
+  const StepCounts& counts = state_->counts;
+  const bool adds_up = counts.skipped >= 0 && counts.skipped <= counts.global &&
+                       counts.applied() == manifest.generation && state_->optimizer->steps() >= 0;
+  if (!adds_up) throw UserError("the checkpoint's step counts contradict each other");
+}
+
+std::string Restore::source_of_values(const std::string& parameter) const {
+  return saved_->dtype_of(parameter, kMaster).empty() ? kValue : kMaster;
+}
+
+void Restore::read(const std::string& parameter, const std::string& source, const at::Tensor& own,
+                   const StatePiece& piece) {
+  const std::string dtype = saved_->dtype_of(parameter, source);
+  if (dtype.empty()) {
+    throw UserError("the checkpoint has no " + source + " of " + parameter +
+                    ": it was written with another optimizer; load with RestoreOptions::optimizer_states = "
+                    "false and counters = false");
+  }
+  const int64_t numel = piece.values.numel();
+  const checkpoint::SavedParameter& saved = saved_->manifest().parameters.at(parameter);
+  const at::IntArrayRef strides = own.strides();
+  if (!same_strides(saved, {.shape = saved.shape, .strides = strides.vec()})) {
+    // The elements lie in another order here: take this rank's from the whole parameter.
+    const at::Tensor whole = at::empty_strided(own.sizes(), strides, dtype_of(dtype));
+    whole.copy_(read_whole(parameter, source));
+    at::Tensor(piece.values).copy_(whole.as_strided({numel}, {1}, piece.begin));
+    return;
+  }
+  at::Tensor values = at::empty({numel}, dtype_of(dtype));
+  saved_->read(parameter, source, piece.begin, numel, writable_bytes_of(values));
+  at::Tensor(piece.values).copy_(values);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,131 @@
+// The part of EngineState that refuses calls of the program, with the reason and the remedy.
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/engine_state.h"
+
+namespace zerorun {
+
+void EngineState::check_not_failed(const std::string& call) const {
+  if (is_updating) {
+    throw UserError(
+        call + "() after a step() that threw: some parameters are updated and others are not; end the run");
+  }
+}
+
+void EngineState::check_before_backward(const std::string& call) {
+  check_trains(call);
+  check_not_failed(call);
+  check_states_are_here(call);
+  const bool is_last = boundary.value_or(false) && open_no_syncs == 0;
+  if (!is_last || !std::exchange(had_last_backward, true)) return;
+  throw UserError(call +
+                  "(): a second backward before step(), after set_gradient_accumulation_boundary(true) has "
+                  "declared the previous one the last: call it with false until the last backward");
+}
+
+void EngineState::check_sets_group(int group, const std::string& call) {
+  finish_open_step();
+  if (schedule.is_given()) {
+    throw UserError("engine." + call +
+                    "() in a run with a schedule, which sets these values: remove the config's "
+                    "\"scheduler\", or the schedule of the program");
+  }
+  check_group(group, call);
+}
+
+void EngineState::check_group(int group, const std::string& call) const {
+  if (group >= 0 && group < optimizer->groups()) return;
+  throw UserError("engine." + call + "(): parameter group " + std::to_string(group) + ", expected 0 to " +
+                  std::to_string(optimizer->groups() - 1));
+}
+
+void EngineState::check_states_are_here(const std::string& call) const {
+  if (!states_on_host.away()) return;
+  throw UserError(
+      call + "(): the optimizer's states have been moved by offload_states(): call reload_states() first");
+}
+
+void EngineState::check_between_steps(const std::string& call) const {
+  check_not_failed("engine." + call);
+  if (backward_failed || passes.failed()) {
+    throw UserError("engine." + call +
+                    "() after a backward() that threw: drop its gradients with engine.zero_grad() first");
+  }
+  if (open_scopes > 0) {
+    throw UserError("engine." + call + "() inside a GatheredParameters scope: end the scope first");
+  }
+  check_in_place();
+  if (backwards > 0) {
+    throw UserError("engine." + call + "() between backward() and step(): call it after step()");
+  }
+}
+
+void EngineState::check_in_place() const {
+  const auto& parameters = buckets.parameters();
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    if (buckets.in_place(static_cast<int>(index))) continue;
+    throw UserError(
+        "parameter " + parameters[index].name +
+        " has left its bucket since initialize() (moving or converting a module, setting a parameter's data "
+        "and loading a whole module have this effect): do this before initialize(), or copy values in place "
+        "with autograd off (torch::NoGradGuard; Python: torch.no_grad())");
+  }
+}
+
+void EngineState::check_trains(const std::string& call) const {
+  if (!computes_only) return;
+  throw UserError(call +
+                  "() of an engine without an optimizer, which only computes: to train, add an \"optimizer\" "
+                  "block to the config or pass one to initialize()");
+}
+
+void EngineState::check_before_step(const std::string& call) const {
+  check_trains(call);
+  check_not_failed(call);
+  check_states_are_here(call);
+  if (open_no_syncs > 0) {
+    throw UserError(call +
+                    "() inside a no_sync() scope, where gradients are not reduced: end the scope before the "
+                    "last backward()");
+  }
+  if (open_scopes > 0) {
+    throw UserError(call + "() inside a GatheredParameters scope: end the scope first");
+  }
+  const auto& parameters = buckets.parameters();
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    const bool trained = parameters[index].group != kFrozen;
+    if (parameters[index].tensor.requires_grad() != trained) {
+      throw UserError("parameter " + parameters[index].name +
+                      (trained
+                           ? " was frozen after initialize(): freeze parameters before, or give them a "
+                             "learning rate of 0 in a parameter group of their own"
+                           : " was unfrozen after initialize(): parameters to train require grad before"));
+    }
+  }
+  for (const NamedParameter& parameter : buckets.trained()) {
+    if (marks || !parameter.tensor.grad().defined()) continue;  // follow_marks() looks at marked ones
+    throw UserError(call + "(): the program has set grad() of parameter " + parameter.name +
+                    ", which has no effect on the engine: leave it empty, and change gradients with "
+                    "ParameterStates::write_gradient() (Python: zerorun.utils.safe_set_full_grad())");
+  }
+  for (const NamedTensor& other : unbucketed) {
+    if (other.is_buffer || !other.tensor.requires_grad()) continue;
+    throw UserError("parameter " + other.name +
+                    " was unfrozen after initialize(): parameters to train require grad before");
+  }
+  check_in_place();
+  if (const int missed = reducer.missed_parameter(); missed >= 0) {
+    throw UserError(
+        call + "(): parameter " + parameters[missed].name +
+        " had other memory (parameter.data = ...) during a backward, whose gradient is lost: drop "
+        "all gradients with engine.zero_grad(), and run no backward in the GatheredParameters "
+        "scope");
+  }
+  if (backwards > 0) return;
+  throw UserError(call + "() without an earlier backward that reached a parameter of the model" +
+                  why_dropped);
+}
+
+}  // namespace zerorun
