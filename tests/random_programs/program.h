@@ -60,7 +60,7 @@ enum class Kind {
   forward,           // computes the loss of `slot` from `data` with `parameters`
   failing_forward,   // a forward that throws on `rank`; the program catches it
   backward,          // backward of the loss in `slot`; `how` 1: loss.backward() instead of engine.backward()
-  failing_backward,  // a backward that throws: gradients since the last step are dropped
+  failing_backward,  // a backward that throws, then zero_grad()
   step,
   evaluate,
   read,        // reads `parameters` by operators, on `rank`
