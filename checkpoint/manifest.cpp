@@ -310,7 +310,7 @@ std::string to_json(const Manifest& manifest) {
   for (const auto& [name, file] : manifest.files) files[name] = to_value(file);
   json numbers = json::array();
   for (const RestartValues& of_rank : manifest.numbers) numbers.push_back(to_value(of_rank));
-  ordered_json client_state = ordered_json::parse(manifest.client_state);
+  ordered_json client_state = parse_client_state(manifest.client_state);
   json value = {{"format", kFormat},
                 {"version", kVersion},
                 {"skippable", json::array()},

@@ -124,4 +124,8 @@ ManifestText parse_manifest_text(const std::string& text, const std::string& pla
   return std::move(reader).take();
 }
 
+nlohmann::ordered_json parse_client_state(const std::string& text) {
+  return std::move(*parse_manifest_text("{\"client_state\":" + text + "}", "client_state").client_state);
+}
+
 }  // namespace zerorun::checkpoint

@@ -1,4 +1,4 @@
-// The text of a manifest as JSON. Internal to checkpoint/manifest.cpp. Functions without state; any thread.
+// The text of a manifest as JSON. Functions without state; any thread.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -15,5 +15,8 @@ struct ManifestText {
 /// Parses the text in one pass. Throws UserError naming `place` if it is not JSON, or nested deeper than
 /// kDeepestJson, because writing or destroying that could overflow the stack.
 ManifestText parse_manifest_text(const std::string& text, const std::string& place);
+
+/// Parses a client_state. ordered_json::parse() takes a time that grows with the square of an object's size.
+nlohmann::ordered_json parse_client_state(const std::string& text);
 
 }  // namespace zerorun::checkpoint

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/printable.h"
+#include "checkpoint/manifest_text.h"
 
 namespace zerorun::launcher {
 namespace {
@@ -201,7 +202,7 @@ ordered_json to_json(const checkpoint::SavedState& saved, const std::vector<std:
           {"optimizer", manifest.optimizer},
           {"micro_steps", manifest.window ? manifest.window->micro_steps : 0},
           {"numbers", std::move(numbers)},
-          {"client_state", ordered_json::parse(manifest.client_state)},
+          {"client_state", checkpoint::parse_client_state(manifest.client_state)},
           {"files", std::move(files)},
           {"parameters", std::move(list)}};
 }

@@ -2,6 +2,7 @@
 #include "checkpoint/manifest.h"
 
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -227,6 +228,18 @@ TEST_CASE("Every client state that may be saved can be read, as it was") {
     CHECK(read.client_state == text);
     CHECK(read.checksum.size() == 16);
   }
+}
+
+TEST_CASE("A client state with many keys is written and read in a time that grows with its size") {
+  Manifest manifest = some_manifest();
+  manifest.client_state = "{";
+  for (int key = 0; key < 200'000; ++key)  // in an order of its own
+    manifest.client_state +=
+        (key > 0 ? ",\"" : "\"") + std::to_string(key * 7919 % 200'000) + "\":" + std::to_string(key);
+  manifest.client_state += "}";
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(parse_manifest(to_json(manifest), "m.json").client_state == manifest.client_state);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));  // by squares: minutes
 }
 
 TEST_CASE("Errors say what is wrong with a manifest") {

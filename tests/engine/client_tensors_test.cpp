@@ -52,7 +52,7 @@ void expect_same_tensors(const Tensors& found, const Tensors& expected) {
   }
 }
 
-Engine make(const Net& model, int stage, std::shared_ptr<Communicator> communicator) {
+Engine make(Net& model, int stage, std::shared_ptr<Communicator> communicator) {
   return make_engine(*model, sgd_config(stage), std::move(communicator));
 }
 
