@@ -276,7 +276,7 @@ void Engine::offload_states(const std::vector<OffloadedState>& states) {
   state_->finish_open_step();
   state_->checkpoints.finish();
   on_all_ranks(*state_->communicator, "engine.offload_states()", [&] {
-    state_->check_between_steps("offload_states");
+    state_->check_between_steps("engine.offload_states");
     state_->states_on_host.offload(kinds);
   });
 }

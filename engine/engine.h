@@ -82,15 +82,15 @@ class Engine {
 
   // LibTorch's loss.backward() has the same effect: gradients are divided by gradient_accumulation_steps and
   // reduced meanwhile. Under fp16 training call scale(loss).backward(). If a backward throws on
-  // all ranks, its gradients are dropped, as if it had not begun, and training may continue. If they have
-  // been added to those of earlier backwards of the optimizer step, the next call throws UserError until
-  // zero_grad().
+  // all ranks in the same place, its gradients are dropped, as if it had not begun, and training may
+  // continue. If they have been added to those of earlier backwards of the optimizer step, the next call
+  // throws UserError until zero_grad().
 
   /// Returns the loss for LibTorch's backward: `loss` times the loss scale under fp16 training, else `loss`
   /// itself.
   at::Tensor scale(const at::Tensor& loss);
   /// Drops the gradients since the last optimizer step; when the next one comes does not change.
-  /// model.zero_grad() cannot do this: grad() is always empty. A collective only if a backward threw.
+  /// model.zero_grad() does this only with `marks_gradients`. A collective only if a backward threw.
   void zero_grad();
   /// From now on `is_boundary` instead of gradient_accumulation_steps decides whether the next backward is
   /// the last one before an optimizer step and whether step() updates, as in DeepSpeed. Throws UserError if

@@ -35,8 +35,10 @@ struct Averaging {
 };
 
 struct StepCounts {
-  int64_t micro = 0;   // micro-steps since the last optimizer step
-  int64_t drops = 0;   // how often the program has dropped gradients since then
+  int64_t micro = 0;  // micro-steps since the last optimizer step
+  int64_t drops = 0;  // how often gradients have been dropped since then
+  /// Differs between ranks that have dropped gradients at other places. From 0 to 2^20 - 1; 0 without drops.
+  int64_t drop_places = 0;
   int64_t global = 0;  // optimizer steps taken or skipped
   int64_t skipped = 0;
   int64_t applied() const { return global - skipped; }
@@ -53,9 +55,11 @@ struct EngineState {
   /// Throws UserError if the engine has no optimizer.
   void check_trains(const std::string& call) const;
   /// Throws UserError if no backward may begin now. `call`: "engine.backward".
-  void check_before_backward(const std::string& call);
+  void check_before_backward(const std::string& call) const;
   /// Begins a backward that the program starts itself (LibTorch's loss.backward()). Throws UserError.
   BackwardPasses::Start begin_plain_backward();
+  /// Whether the program has declared the next backward the last one before an optimizer step.
+  bool is_declared_last() const;
   /// Whether the next backward is the last one before an optimizer step, as far as is known.
   bool is_last_backward() const;
   /// Whether step() updates.
@@ -66,6 +70,8 @@ struct EngineState {
   /// The same, if there are gradients: the program drops them. Warns once if those of earlier micro-steps are
   /// among them.
   void drop_gradients();
+  /// To be called before gradients are dropped that other ranks may keep.
+  void count_drop();
   /// Calls drop_gradients() if the program has dropped gradients by the marks in grad(). Throws UserError if
   /// it has dropped some of them, or set one. `call`: the function to name in the error.
   void follow_marks(const std::string& call);
@@ -111,8 +117,9 @@ struct EngineState {
   /// Called before the program writes to this rank's slice of the bucket. Any thread.
   void before_write(int bucket);
   /// Throws UserError between backward() and step(), in a GatheredParameters scope, after a failure, or if a
-  /// parameter has left its bucket. `call`: "save_checkpoint".
-  void check_between_steps(const std::string& call) const;
+  /// parameter has left its bucket. Drops gradients that the program has dropped by the marks in grad().
+  /// `call`: "engine.save_checkpoint".
+  void check_between_steps(const std::string& call);
   /// Bytes per trained parameter on the device where this rank computes, before division among ranks.
   BytesPerParameter bytes_per_parameter() const;
 

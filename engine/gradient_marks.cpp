@@ -195,10 +195,11 @@ bool GradientMarks::dropped(const std::string& call) {
   const Entry* kept = nullptr;
   for (const Entry& entry : entries_) {
     if (entry.is_set || (!entry.taken && entry.parameter.grad().defined() && !entry.is_marked())) {
+      refuse();
       throw UserError(
           call + "(): the program has set grad() of parameter " + entry.name +
-          ", which has no effect on the engine: empty it and call safe_set_full_grad() of zerorun.utils "
-          "(C++: zerorun::ParameterStates) after the last backward() before a step");
+          ", which has no effect on the engine and is undone: call safe_set_full_grad() of zerorun.utils "
+          "(C++: zerorun::ParameterStates) instead, after the last backward() before a step");
     }
     if (entry.held) (entry.is_gone() ? gone : kept) = &entry;
   }

@@ -34,6 +34,10 @@ bool EngineState::is_last_backward() const {
   return config.managed_gradient_accumulation && step_updates() && open_no_syncs == 0;
 }
 
+bool EngineState::is_declared_last() const {
+  return boundary.value_or(false) && open_no_syncs == 0;
+}
+
 void EngineState::discard_gradients() {
   reducer.discard_window();
   backwards = 0;
@@ -41,10 +45,16 @@ void EngineState::discard_gradients() {
   if (marks) marks->clear();
 }
 
+void EngineState::count_drop() {
+  constexpr int64_t kPlaces = int64_t{1} << 20;  // squares are summed over ranks in 64 bits
+  ++counts.drops;
+  counts.drop_places = (counts.drop_places * 31 + counts.micro + backwards + 1) % kPlaces;
+}
+
 void EngineState::drop_gradients() {
   if (!holds_gradients) return;
+  count_drop();
   discard_gradients();
-  ++counts.drops;
   why_dropped =
       ": the program has dropped its gradients (zero_grad(), or grad() set to None, after backward(): "
       "drop them before backward() or after step())";
@@ -63,13 +73,14 @@ void EngineState::follow_marks(const std::string& call) {
 void EngineState::note_backward() {
   ++backwards;
   holds_gradients = true;
+  had_last_backward = had_last_backward || is_declared_last();
   if (marks) marks->place();
 }
 
 void EngineState::drop_failed_backward() {
   if (!backward_failed && !passes.failed()) return;
   // Other ranks may still hold gradients to which this rank's belong.
-  if (holds_gradients || reducer.reduces_every_backward()) ++counts.drops;
+  if (holds_gradients || reducer.reduces_every_backward()) count_drop();
   backward_failed = false;
   passes.forget();
   discard_gradients();

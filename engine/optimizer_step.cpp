@@ -23,16 +23,16 @@ void EngineState::measure() {
   }
   {
     StepTimer::Scope scope(timer, Phase::reduction);
-    const auto notices =
-        reducer.finish_window({.stop = termination_requested(), .drops = std::exchange(counts.drops, 0)});
+    counts.drops = 0;
+    const auto notices = reducer.finish_window(
+        {.stop = termination_requested(), .drops = std::exchange(counts.drop_places, 0)});
     should_stop = notices.stops > 0 || should_stop;
     if (!notices.same_drops) {
       discard_gradients();
       throw UserError(
           "engine.step(): some ranks have dropped gradients since the last optimizer step, and others have "
-          "not, or not as often: all ranks must call zero_grad() (or set grad() to None) at the same "
-          "micro-steps. "
-          "The gradients are dropped on all ranks now");
+          "not, or at other micro-steps: all ranks must call zero_grad() (or set grad() to None) at the same "
+          "micro-steps. The gradients are dropped on all ranks now");
     }
   }
   StepTimer::Scope scope(timer, Phase::norm);

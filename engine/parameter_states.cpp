@@ -69,7 +69,7 @@ at::Tensor ParameterStates::gather(int parameter, const at::Tensor& own, const s
 }
 
 std::vector<std::string> ParameterStates::names(const at::Tensor& parameter) const {
-  state_->check_between_steps("names of states");
+  state_->check_between_steps("ParameterStates::names");
   std::vector<std::string> names;
   const std::optional<int> index = find(parameter);
   if (!index) return names;
@@ -83,7 +83,7 @@ std::vector<std::string> ParameterStates::names(const at::Tensor& parameter) con
 at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string& name) const {
   c10::NoGradGuard no_grad;
   state_->finish_open_step();
-  state_->check_between_steps("reading a state");
+  state_->check_between_steps("ParameterStates::read");
   state_->check_states_are_here("ParameterStates::read");
   state_->optimizer->follow_program();
   const int index = find_trained(parameter, "state \"" + name + "\"");
@@ -149,7 +149,7 @@ bool ParameterStates::may_read_alone() const {
 void ParameterStates::write(const at::Tensor& parameter, const std::string& name, const at::Tensor& values) {
   c10::NoGradGuard no_grad;
   state_->finish_open_step();
-  state_->check_between_steps("writing a state");
+  state_->check_between_steps("ParameterStates::write");
   state_->check_states_are_here("ParameterStates::write");
   state_->optimizer->follow_program();
   const int index = find_trained(parameter, "state \"" + name + "\"");

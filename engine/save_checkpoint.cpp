@@ -45,7 +45,8 @@ std::string words_of(const EngineState& state, const fs::path& directory, const 
   return "\"" + tag + "\" in " + directory.string() + " behind step " + std::to_string(state.counts.global) +
          " and " + std::to_string(state.counts.micro) + " micro-steps" +
          (state.counts.drops > 0
-              ? ", gradients dropped " + std::to_string(state.counts.drops) + " times (zero_grad())"
+              ? ", gradients dropped " + std::to_string(state.counts.drops) +
+                    " times (zero_grad()) at places " + std::to_string(state.counts.drop_places)
               : "") +
          (options.exclude_frozen ? ", without frozen parameters" : "");
 }
@@ -313,10 +314,10 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   const std::string tag = tag_of(state, given_tag);
   CheckpointPart part;
   const auto check = [&] {
-    state.follow_marks("engine.save_checkpoint");
     state.follow_schedule();
     state.check_states_are_here("save_checkpoint");
-    state.check_between_steps("save_checkpoint");
+    state.check_between_steps("engine.save_checkpoint");
+    if (state.counts.micro > 0) state.reducer.check_window_is_stored();
     if (directory.empty()) throw UserError("save_checkpoint(): the folder's name is empty: name a folder");
     checkpoint::check_tag(tag);
     part.directory = whole_path(directory);

@@ -14,12 +14,11 @@ void EngineState::check_not_failed(const std::string& call) const {
   }
 }
 
-void EngineState::check_before_backward(const std::string& call) {
+void EngineState::check_before_backward(const std::string& call) const {
   check_trains(call);
   check_not_failed(call);
   check_states_are_here(call);
-  const bool is_last = boundary.value_or(false) && open_no_syncs == 0;
-  if (!is_last || !std::exchange(had_last_backward, true)) return;
+  if (!is_declared_last() || !had_last_backward) return;
   throw UserError(call +
                   "(): a second backward before step(), after set_gradient_accumulation_boundary(true) has "
                   "declared the previous one the last: call it with false until the last backward");
@@ -47,18 +46,19 @@ void EngineState::check_states_are_here(const std::string& call) const {
       call + "(): the optimizer's states have been moved by offload_states(): call reload_states() first");
 }
 
-void EngineState::check_between_steps(const std::string& call) const {
-  check_not_failed("engine." + call);
+void EngineState::check_between_steps(const std::string& call) {
+  follow_marks(call);
+  check_not_failed(call);
   if (backward_failed || passes.failed()) {
-    throw UserError("engine." + call +
+    throw UserError(call +
                     "() after a backward() that threw: drop its gradients with engine.zero_grad() first");
   }
   if (open_scopes > 0) {
-    throw UserError("engine." + call + "() inside a GatheredParameters scope: end the scope first");
+    throw UserError(call + "() inside a GatheredParameters scope: end the scope first");
   }
   check_in_place();
   if (backwards > 0) {
-    throw UserError("engine." + call + "() between backward() and step(): call it after step()");
+    throw UserError(call + "() between backward() and step(): call it after step()");
   }
 }
 

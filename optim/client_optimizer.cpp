@@ -83,7 +83,7 @@ class ClientOptimizer : public ShardOptimizer {
       if (foreign_) lend_moments(shard, borrow);
     }
     for (const auto& group : optimizer.param_groups()) {
-      shards_of_group_.push_back(group.params().size());
+      own_.push_back(group.params());
       options_of_group_.push_back(moment_options(group.options()));
     }
   }
@@ -202,7 +202,9 @@ class ClientOptimizer : public ShardOptimizer {
     const auto& groups = optimizer_->param_groups();
     bool is_same = groups.size() == given_.size();
     for (size_t group = 0; is_same && group < groups.size(); ++group)
-      is_same = groups[group].params().size() == shards_of_group_[group];
+      is_same =
+          std::ranges::equal(groups[group].params(), own_[group],
+                             [](const at::Tensor& now, const at::Tensor& own) { return now.is_same(own); });
     if (!is_same) {
       throw UserError(
           "the program has changed the parameters of the optimizer that it passed to initialize(), as "
@@ -240,7 +242,10 @@ class ClientOptimizer : public ShardOptimizer {
           " elements: load what torch::save(optimizer) wrote on the same rank of a training with the "
           "same settings, or use checkpoints of the engine"));
     });
-    if (is_same) return;
+    if (is_same) {
+      steps_ = step_of(state).value_or(steps_);  // the program may set it with the moments in place
+      return;
+    }
     access_->open(index, ShardUse::moments);
     for_each_moment(state, [&](std::string_view name, at::Tensor& moment) {
       const auto own = std::ranges::find(lent, name, &Lent::first);
@@ -261,8 +266,8 @@ class ClientOptimizer : public ShardOptimizer {
   std::vector<Shard> shards_;
   Device* device_;
   StateAccess* access_;
-  std::vector<std::vector<Lent>> lent_;  // by shard: its moments, in borrowed memory
-  std::vector<size_t> shards_of_group_;
+  std::vector<std::vector<Lent>> lent_;       // by shard: its moments, in borrowed memory
+  std::vector<std::vector<at::Tensor>> own_;  // the optimizer's parameters now, by group: the shards' values
   std::vector<MomentOptions> options_of_group_;  // at initialize()
   int64_t steps_ = 0;
   std::vector<at::Tensor> gradients_;  // by shard: Shard::gradient, or its float32 copy if it has 16 bits

@@ -95,7 +95,7 @@ struct WindowSoFar {
 /// What a rank tells the others at the end of a window.
 struct WindowNotice {
   bool stop = false;
-  int64_t drops = 0;  // how often this rank has dropped gradients of the window
+  int64_t drops = 0;  // where this rank has dropped gradients of the window, as a number below 2^20
 };
 struct WindowNotices {
   int64_t stops;    // how many ranks have passed `stop` as true
@@ -157,10 +157,11 @@ class GradientReducer final : public UseObserver {
   void discard_window();
 
   /// Returns the state of the window between two micro-steps. On return no collective is in flight, and the
-  /// store has the window's gradients (at stages 0 and 1 this rank's own, not summed over ranks). Throws
-  /// UserError if some of the gradients are not in the store: late gradients, or gradients of a window with
-  /// more backwards than the config says.
+  /// store has the window's gradients (at stages 0 and 1 this rank's own, not summed over ranks).
   WindowSoFar window_so_far();
+  /// Throws UserError if window_so_far() may not be called, because some of the gradients are not in the
+  /// store: late gradients, or gradients of a window with more backwards than the config says.
+  void check_window_is_stored() const;
   /// Resumes a window; the store must have its gradients, and zeros for parameters that had none.
   void resume_window(const WindowSoFar& window);
   /// Whether the store's gradients are summed over ranks with each micro-step.

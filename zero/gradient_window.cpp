@@ -10,20 +10,22 @@
 
 namespace zerorun {
 
-WindowSoFar GradientReducer::window_so_far() {
-  finish_reduction();
-  for (BucketState& state : states_)
-    state.writers.hand_over(*streams_, streams_->current(), Handover::written);
+void GradientReducer::check_window_is_stored() const {
   const bool elsewhere = std::ranges::any_of(states_, [&](const BucketState& state) {
     return state.late.memory.defined() || (state.sums.defined() && !reduced_in_sums()) ||
            (state.reduction_started && !reduces_every_backward());
   });
-  if (elsewhere) {
-    throw UserError(
-        "the gradients of a window with several backwards and gradient_accumulation_steps 1, with gradients "
-        "that came late, or with gradients that are reduced already (after a backward that was declared the "
-        "last, or read_gradient()) cannot be saved: save after the step() that ends it");
-  }
+  if (!elsewhere) return;
+  throw UserError(
+      "the gradients of a window with several backwards and gradient_accumulation_steps 1, with gradients "
+      "that came late, or with gradients that are reduced already (after a backward that was declared the "
+      "last, or read_gradient()) cannot be saved: save after the step() that ends it");
+}
+
+WindowSoFar GradientReducer::window_so_far() {
+  finish_reduction();
+  for (BucketState& state : states_)
+    state.writers.hand_over(*streams_, streams_->current(), Handover::written);
   WindowSoFar window{.has_gradient = written_, .arrivals = window_arrivals_, .tally = {}};
   if (reduces_every_backward()) {
     for (size_t parameter = 0; parameter < written_.size(); ++parameter)
@@ -150,7 +152,8 @@ void GradientReducer::finish_abandoned() {
   if (std::exchange(is_abandoned_, false) && reducing_) {
     start_remaining_reductions();
   }
-  schedule_.leave_backward();
+  // In the first gradient's hook of the next backward, whose uses before it are noted already.
+  if (context() == Context::outside) schedule_.leave_backward();
   is_observed_ = false;
   finish_reduction();
 }

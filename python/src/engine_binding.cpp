@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "base/error.h"
+#include "comm/agreement.h"
 #include "comm/environment.h"
 #include "comm/rendezvous.h"
 #include "config/check.h"
@@ -193,6 +194,14 @@ void bind_checkpoints(Class& engine) {
                                   .keep_last = keep_last,
                                   .asynchronous = asynchronous})
                 .string();
+          },
+          NoGil())
+      .def(
+          "refuse_on_all_ranks",  // a collective: throws UserError if a rank has given a reason
+          [](CoreEngine& core, const std::string& reason) {
+            on_all_ranks(core.get().communicator(), "what Python saves", [&] {
+              if (!reason.empty()) throw UserError(reason);
+            });
           },
           NoGil())
       .def(

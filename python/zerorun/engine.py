@@ -270,17 +270,29 @@ class Engine(Facts, torch.nn.Module):
                         asynchronous=False, keep_last=0):
         """A collective, to be called between step() and the next backward(). Returns True. `client_state`: a dict of numbers,
         text, bytes, lists, tuples, sets, dicts, tensors and numpy arrays; that of rank 0 is saved."""
-        if self.optimizer is not None:
-            self.optimizer.push()
+        text, tensors, failure = "{}", {}, None
+        try:
+            if self.optimizer is not None:
+                self.optimizer.push()
+            if self.global_rank == 0:
+                text, tensors = states.write(self._state_to_save(client_state))
+        except Exception as error:  # the other ranks must not wait for this one
+            failure = error
+        try:
+            self._core.refuse_on_all_ranks("" if failure is None else str(failure) or repr(failure))
+        except UserError as refusal:
+            raise refusal from failure
+        self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, tensors, save_latest,
+                                   exclude_frozen_parameters, keep_last, asynchronous)
+        return True
+
+    def _state_to_save(self, client_state):
         state = dict(client_state or {})
         if self.lr_scheduler is not None and not self._config["has_scheduler"] and hasattr(self.lr_scheduler, "state_dict"):
             state[_SCHEDULE_KEY] = self.lr_scheduler.state_dict()
         if self._flat is not None:
             state[_OPTIMIZER_KEY] = self._flat.save()
-        text, tensors = states.write(state)
-        self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, tensors, save_latest,
-                                   exclude_frozen_parameters, keep_last, asynchronous)
-        return True
+        return state
 
     def wait_for_checkpoint(self):
         """Waits until a checkpoint saved with asynchronous=True is on the disk, on all ranks. Raises UserError."""
