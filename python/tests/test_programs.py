@@ -77,3 +77,10 @@ def test_torchrun_starts_a_program_in_cpp(tmp_path):
         with open(log, encoding="utf-8") as file:
             losses[kind] = [row["loss"] for row in csv.DictReader(file)]
     assert len(losses["zerorun"]) == 5 and losses["zerorun"] == losses["torchrun"]
+
+
+def test_the_package_holds_no_path_of_the_machine_that_built_it():
+    libraries = list(pathlib.Path(zerorun.__file__).parent.glob("*.so"))
+    assert libraries
+    for library in libraries:
+        assert f"{SOURCE}/".encode() not in library.read_bytes(), library
