@@ -107,7 +107,7 @@ TEST_CASE("Calls of initialize() that are refused by name") {
 TEST_CASE("Sparse tensors of a model are refused by name, with the remedy") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     const at::Tensor sparse = torch::eye(3).to_sparse();
-    for (const std::string& kind : {"trained", "frozen", "buffer"}) {
+    for (const std::string kind : {"trained", "frozen", "buffer"}) {
       for (const int stage : {0, 3}) {
         CAPTURE(kind, stage);
         Net model;
