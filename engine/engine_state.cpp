@@ -274,12 +274,12 @@ void EngineState::check_before_backward(const std::string& call) {
 BackwardPasses::Start EngineState::begin_plain_backward() try {
   drop_failed_backward();
   follow_marks("loss.backward");
-  check_before_backward("loss.backward");
   if (scaler && !is_loss_scaled) {
     throw UserError(
         "loss.backward() under fp16 training without the loss scale: call engine.scale(loss).backward(), or "
         "engine.backward(loss)");
   }
+  check_before_backward("loss.backward");
   const auto steps = static_cast<double>(config.batch.gradient_accumulation_steps);
   return {.boundary = is_last_backward(), .scale = static_cast<float>(1 / steps)};
 } catch (...) {

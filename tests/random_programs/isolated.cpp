@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/comm/rank_processes.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
 namespace {
@@ -93,11 +94,12 @@ class Child {
 constexpr const char* kPassed = "passed\n";
 
 template <typename Run>
-void run_all(std::span<const Program> programs, const Run& run, const auto& say) {
+void run_all(std::span<const Program> programs, const TemporaryFolder& folder, const Run& run,
+             const auto& say) {
   for (const Program& program : programs) {
     std::string failure;
     try {
-      failure = run(program);
+      failure = run(program, folder / std::to_string(&program - programs.data()));
     } catch (const std::exception& error) {
       failure = std::string("the plain run threw: ") + error.what();
     }
@@ -166,24 +168,27 @@ bool run_alike(const Program& a, const Program& b) {
 
 Outcome run_isolated(std::span<const Program> programs, std::chrono::milliseconds deadline) {
   const Setup& setup = programs.front().setup;
+  const TemporaryFolder folder;
   std::vector<std::unique_ptr<Child>> children;
   if (in_processes(setup.place)) {
     const int port = free_port();
     for (int rank = 0; rank < setup.ranks; ++rank) {
       children.push_back(std::make_unique<Child>([&](const auto& say) {
         std::optional<RankProcess> process;
-        auto run = [&](const Program& program) {
+        auto run = [&](const Program& program, const std::filesystem::path& own) {
           if (!process) process.emplace(setup, rank, port, deadline);
-          return process->run(program);
+          return process->run(program, own);
         };
-        run_all(programs, run, say);
+        run_all(programs, folder, run, say);
         process.reset();
       }));
     }
   } else {
     children.push_back(std::make_unique<Child>([&](const auto& say) {
-      run_all(
-          programs, [&](const Program& program) { return run_in_threads(program, deadline); }, say);
+      const auto run = [&](const Program& program, const std::filesystem::path& own) {
+        return run_in_threads(program, own, deadline);
+      };
+      run_all(programs, folder, run, say);
     }));
   }
   await(children, 4 * deadline + std::chrono::seconds(30));
