@@ -15,8 +15,8 @@ void drop(const Operation& operation, ProgramEngine& running, Model& model) {
     case by_model_zeros:
       return model.zero_grad(/*set_to_none=*/operation.how == by_model);
     case by_optimizer: {
-      torch::optim::SGD optimizer(model.all, 0.1);
-      return optimizer.zero_grad();
+      torch::optim::SGD of_parameters(model.all, 0.1);
+      return running.optimizer ? running.optimizer->zero_grad() : of_parameters.zero_grad();
     }
     case by_hand:
       for (const at::Tensor& parameter : model.all) parameter.mutable_grad().reset();

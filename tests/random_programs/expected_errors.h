@@ -51,6 +51,7 @@ class ExpectedErrors {
   const char* of_states() const;
   const char* by_marks() const;
   bool plain() const;
+  bool acts_on_slices(const Operation& operation) const;
 
   const Program& program_;
   const Setup& setup_;

@@ -144,7 +144,7 @@ class PlainRun {
         return training_.set_boundary(operation.how != 0);
       case Kind::group:
         return operation.how == of_rate ? training_.set_rate(operation.slot % kGroups, rate_of(operation))
-                                         : training_.set_decay(operation.slot % kGroups, rate_of(operation));
+                                        : training_.set_decay(operation.slot % kGroups, rate_of(operation));
       case Kind::state:
         for (int index : operation.parameters) {
           const at::Tensor moment = training_.moment(index);
