@@ -124,6 +124,7 @@ void run_change(const Operation& operation, const std::string& text, ProgramEngi
       case Kind::optimizer_file:
         return run_optimizer_file(operation, running);
       case Kind::save:
+        running.last_save_failed = is_refused;
         engine.save_checkpoint(folder, tag_of(operation), {.exclude_frozen = operation.how == 2});
         // The writer reports that a window's gradients cannot be saved.
         if (operation.how == 1 || is_refused) engine.wait_for_checkpoint();

@@ -26,6 +26,7 @@ struct ProgramEngine {
   std::unique_ptr<ZeroRedundancyOptimizer> zero;  // under enable_zero()
   std::optional<Engine> own;
   std::string moment = {};          // name of the first moment
+  bool last_save_failed = false;    // wait_for_checkpoint() throws again then
   std::string optimizer_file = {};  // what torch::save(optimizer) has written
   Engine& get() { return zero ? zero->engine() : *own; }
 };

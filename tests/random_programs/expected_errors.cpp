@@ -63,8 +63,8 @@ const char* ExpectedErrors::of(const Operation& operation) {
       return of_backward(operation);
     case Kind::failing_backward:
       if (!plain()) return kLeftOut;
-      failed_ =
-          operation.how % 3 == 0 && (operation.how < 3 || setup_.stage < 2);  // else the engine has heard
+      failed_ = !hears_of_failure(operation, setup_);
+      scaled_ = scaled_ || fails_by_loss(operation, setup_);
       note_end_of_window();
       return nullptr;
     case Kind::step: {

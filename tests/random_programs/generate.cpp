@@ -1,4 +1,5 @@
 // Draws a random program from a seed.
+#include <optional>
 #include <random>
 
 #include "tests/random_programs/program.h"
@@ -67,10 +68,12 @@ Setup draw_setup(Dice& dice, uint64_t block) {
 
 Parameter draw_parameter(Dice& dice) {
   Parameter parameter;
+  parameter.frozen = dice.chance(20);
   const int shape = dice.below(20);
   if (shape < 13) {
     parameter.sizes = {dice.between(1, 8), dice.between(1, 8)};
-    if (dice.chance(20)) parameter.layout = Layout::transposed;
+    if (dice.chance(parameter.frozen ? 50 : 20)) parameter.layout = Layout::transposed;
+    if (parameter.frozen && shape < 3) parameter.layout = Layout::with_gaps;
   } else if (shape < 15) {
     parameter.sizes = {dice.between(1, 8)};
   } else if (shape < 16) {
@@ -80,8 +83,6 @@ Parameter draw_parameter(Dice& dice) {
     parameter.sizes = {dice.chance(50) ? 0 : dice.between(1, 8), 0};
     if (dice.chance(50)) std::swap(parameter.sizes[0], parameter.sizes[1]);
   }
-  parameter.frozen = dice.chance(20);
-  if (parameter.frozen && shape < 3) parameter.layout = Layout::with_gaps;
   parameter.tied = dice.chance(10);
   parameter.group = dice.chance(20) ? 1 : 0;
   return parameter;
@@ -97,7 +98,8 @@ class Operations {
     return drawn;
   }
 
-  void add_training(std::vector<Operation>& to) {
+  /// `before_step`: between the backward and the step.
+  void add_training(std::vector<Operation>& to, const std::optional<Operation>& before_step = {}) {
     const int slot = dice_.below(3);
     to.push_back(forward(slot));
     const int extra = dice_.chance(25) ? 1 : 0;
@@ -106,6 +108,7 @@ class Operations {
     to.push_back({.kind = Kind::backward, .slot = slot, .retain = dice_.chance(20), .how = backward_how()});
     if (dice_.chance(15)) to.push_back(any_of_access());
     if (dice_.chance(15)) to.push_back(change_of_gradients());
+    if (before_step) to.push_back(*before_step);
     if (dice_.chance(85)) to.push_back({.kind = Kind::step});
   }
 
@@ -139,15 +142,26 @@ class Operations {
             .how = dice_.below(variants)};
   }
 
+  bool has_optimizer() const { return program_.setup.source != Source::config; }
+
+  // Of the optimizer's settings. `refused`: one that the next step refuses, if the program has an optimizer.
+  Operation change_of_group(bool refused) {
+    Operation operation = change(Kind::group, 2);
+    if (refused && has_optimizer()) operation.how += of_momentum;
+    return operation;
+  }
+
   Operation change_of_gradients() {
     return dice_.one_of({change(Kind::drop, 6), change(Kind::drop, 6), change(Kind::set_gradient, 1),
-                         change(Kind::clip, 2), change(Kind::gradient, 2), change(Kind::boundary, 2)});
+                         change(Kind::clip, 2), change(Kind::gradient, 2), change(Kind::boundary, 2),
+                         change_of_group(/*refused=*/true)});
   }
 
   Operation change_of_engine() {
-    return dice_.one_of({change(Kind::flip, 1), change(Kind::offload, 2), change(Kind::group, 4),
-                         change(Kind::state, 2), change(Kind::boundary, 2), change(Kind::optimizer_file, 2),
-                         change(Kind::evaluator, 2)});
+    return dice_.one_of(
+        {change(Kind::flip, 1), change(Kind::flip, 1), change(Kind::offload, 2),
+         change_of_group(/*refused=*/false), change(Kind::state, 2), change(Kind::boundary, 2),
+         change(has_optimizer() ? Kind::optimizer_file : Kind::state, 2), change(Kind::evaluator, 2)});
   }
 
   // A change that the engine refuses to go on with, and often the opposite.
@@ -165,9 +179,19 @@ class Operations {
 
   // A save, more training, and the checkpoint in the same engine or in a new one.
   void add_restart(std::vector<Operation>& to) {
-    if (dice_.chance(60)) add_training(to);
+    if (has_optimizer() && dice_.chance(25)) {
+      to.push_back({.kind = Kind::optimizer_file, .how = 0});
+      add_training(to);
+      to.push_back({.kind = Kind::optimizer_file, .how = 1});
+    }
+    if (dice_.chance(15)) {
+      add_training(to, Operation{.kind = Kind::boundary, .how = 0});  // behind the last backward of a window
+    } else if (dice_.chance(60)) {
+      add_training(to);
+    }
     const Operation save = change(Kind::save, 3);
     to.push_back(save);
+    if (dice_.chance(10)) to.push_back({.kind = Kind::boundary, .how = 1});
     if (dice_.chance(60)) add_training(to);
     if (dice_.chance(30)) to.push_back(any_of_access());
     if (dice_.chance(20)) to.push_back(change(Kind::companion, 5));
