@@ -149,8 +149,8 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
                                           (loss.requires_grad() ? "" : " that does not require grad")
                                     : std::string("an undefined tensor")));
   }
-  state.check_before_backward("engine.backward");
   state.follow_schedule();
+  state.check_before_backward("engine.backward");
   StepTimer::Scope scope(state.timer, Phase::backward);
   double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
   // A scale beyond float32 becomes infinity: gradients overflow, so the step is skipped and the scale falls.

@@ -4,6 +4,7 @@
 // notes the error.
 #include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 
 #include "tests/random_programs/program.h"
@@ -15,6 +16,11 @@ constexpr int kSlots = 3;
 
 void correct(Setup& setup) {
   setup.ranks = std::clamp(setup.ranks, 1, 4);
+  if (setup.source != Source::config) {  // its results are compared with a tolerance, which is for float32
+    setup.precision = setup.communication = setup.accumulation = Precision::fp32;
+    setup.in_files = InFiles::nothing;
+    setup.schedule_throws_at = -1;
+  }
   if (setup.precision != Precision::fp32 && setup.communication != setup.precision) {
     setup.communication = Precision::fp32;
   }
@@ -24,6 +30,11 @@ void correct(Setup& setup) {
     std::tie(setup.scale_power, setup.fixed_scale) = std::pair(4, false);
   if (setup.stage < 3) {
     std::tie(setup.max_live, setup.prefetch, setup.persistence) = std::tuple(1000000, 0, 0);
+  }
+  if (setup.source == Source::enable_zero) {
+    setup.micro_steps = 1;
+    setup.marks = setup.has_schedule = false;
+    if (setup.stage == 3) setup.persistence = 100000;  // the config's default
   }
   if (!setup.has_schedule) setup.schedule_throws_at = -1;
 }
@@ -92,6 +103,23 @@ class Contract {
         if (!free() || !trains(operation)) return false;
         has_gradients_ = false;
         return true;
+      case Kind::drop:
+      case Kind::set_gradient:
+      case Kind::clip:
+      case Kind::gradient:
+      case Kind::flip:
+      case Kind::boundary:
+      case Kind::offload:
+      case Kind::group:
+      case Kind::state:
+      case Kind::optimizer_file:
+        return allows_change(operation);
+      case Kind::save:
+      case Kind::load:
+      case Kind::resume:
+        return allows_checkpoint(operation);
+      case Kind::evaluator:
+        return free() && !operation.parameters.empty();
       case Kind::remake:
         return allows_remake(operation);
       case Kind::companion:
@@ -104,6 +132,11 @@ class Contract {
 
   bool allows_training(Operation& operation) {
     if (operation.kind == Kind::step) {
+      if (is_unsure_) {
+        synchronized_ = false;
+        graphs_.fill(false);
+        return true;
+      }
       if (!free_of_blocks() || !has_gradients_) return true;  // the engine must refuse it
       has_gradients_ = pending_ = synchronized_ = false;
       if (++micro_steps_ % setup_.micro_steps == 0) graphs_.fill(false);
@@ -125,8 +158,7 @@ class Contract {
   bool allows_access(Operation& operation) {
     const bool raw =
         operation.kind != Kind::write && !(operation.kind == Kind::rank_write && operation.how == 0);
-    if (raw)
-      std::erase_if(operation.parameters, [&](int index) { return program_.parameters[index].numel() == 0; });
+    if (raw) std::erase_if(operation.parameters, [&](int index) { return !has_memory(index); });
     if (operation.kind == Kind::raw_refused) {
       std::erase_if(operation.parameters, [&](int index) { return !refuses_raw(index); });
       return !operation.parameters.empty() && scopes_.empty();
@@ -199,9 +231,44 @@ class Contract {
     return true;
   }
 
+  // Only the plain run knows exactly what these have for consequences. Here only bounds are known from then
+  // on.
+  bool allows_change(Operation& operation) {
+    const bool is_collective =
+        operation.kind == Kind::gradient || operation.kind == Kind::offload || operation.kind == Kind::state;
+    if (is_collective && !free()) return false;
+    const bool of_trained = operation.kind == Kind::gradient || operation.kind == Kind::state ||
+                            operation.kind == Kind::set_gradient;
+    std::erase_if(operation.parameters,
+                  [&](int index) { return of_trained && program_.parameters[index].frozen; });
+    if (operation.parameters.empty() && (of_trained || operation.kind == Kind::flip)) return false;
+    // The tally remembers a gradient that overflows in 16 bits, also if it is replaced.
+    if (setup_.precision == Precision::fp16 || setup_.communication != Precision::fp32)
+      operation.how = operation.kind == Kind::gradient ? 0 : operation.how;
+    if (operation.kind == Kind::flip) {
+      for (int index : operation.parameters) {
+        if (!flipped_.erase(index)) flipped_.insert(index);
+      }
+      graphs_.fill(false);
+    }
+    is_unsure_ = true;
+    return true;
+  }
+
+  bool allows_checkpoint(Operation& operation) {
+    if (!free() || setup_.schedule_throws_at >= 0) return false;
+    synchronized_ = false;
+    may_be_open_ = is_unsure_ = true;
+    if (operation.kind == Kind::save) return true;
+    graphs_.fill(false);
+    if (operation.kind == Kind::resume) flipped_.clear();
+    return true;
+  }
+
   bool allows_remake(Operation& operation) {
     if (!free()) return false;
-    if (setup_.stage == 3 && operation.how == 1) operation.how = 0;
+    const bool takes_over = setup_.stage < 3 && setup_.source != Source::enable_zero;
+    if (operation.how == 1 && !takes_over) operation.how = 0;
     if (!in_processes(setup_.place) && operation.how == 2) operation.how = 0;
     if (setup_.stage == 3 || operation.how == 1) operation.body.clear();
     engine_ = false;
@@ -215,14 +282,14 @@ class Contract {
   bool allows_without_engine(Operation& operation) const {
     const bool raw = operation.kind == Kind::raw_read || operation.kind == Kind::raw_write;
     if (!raw && operation.kind != Kind::read && operation.kind != Kind::write) return false;
-    if (raw)
-      std::erase_if(operation.parameters, [&](int index) { return program_.parameters[index].numel() == 0; });
+    if (raw) std::erase_if(operation.parameters, [&](int index) { return !has_memory(index); });
     return !operation.parameters.empty();
   }
 
   void begin_again() {
     graphs_.fill(false);
-    has_gradients_ = pending_ = synchronized_ = may_be_open_ = false;
+    has_gradients_ = pending_ = synchronized_ = may_be_open_ = is_unsure_ = false;
+    flipped_.clear();
     micro_steps_ = 0;
   }
 
@@ -233,8 +300,9 @@ class Contract {
   }
   bool trains(const Operation& operation) const {
     for (int rank = 0; rank < setup_.ranks; ++rank) {
-      const bool trained = std::ranges::any_of(uses_of(operation, rank),
-                                               [&](int index) { return !program_.parameters[index].frozen; });
+      const bool trained = std::ranges::any_of(uses_of(operation, rank), [&](int index) {
+        return !program_.parameters[index].frozen && !flipped_.contains(index);
+      });
       if (!trained) return false;
     }
     return true;
@@ -248,8 +316,15 @@ class Contract {
       return std::ranges::any_of(scopes_, [&](const Scope& scope) { return holds(scope, {index}); });
     });
   }
+  // Whether the parameter has elements, without gaps between them.
+  bool has_memory(int index) const {
+    const Parameter& parameter = program_.parameters[index];
+    return parameter.numel() > 0 && parameter.layout != Layout::with_gaps;
+  }
   bool is_partitioned(int index) const {
-    return setup_.stage == 3 && program_.parameters[index].numel() > setup_.persistence;
+    const Parameter& parameter = program_.parameters[index];
+    return setup_.stage == 3 && parameter.layout != Layout::with_gaps &&
+           parameter.numel() > setup_.persistence;
   }
   bool refuses_raw(int index) const {
     const Parameter& parameter = program_.parameters[index];
@@ -263,6 +338,8 @@ class Contract {
   std::array<bool, kSlots> graphs_{};  // by slot: whether backward may use the slot's graph
   bool has_gradients_ = false;
   int micro_steps_ = 0;
+  bool is_unsure_ = false;     // whether a step() updates, and whether there are gradients
+  std::set<int> flipped_;      // parameters that are frozen or unfrozen after initialize()
   bool pending_ = false;       // at stage 3: other ranks may not have received a write yet
   bool synchronized_ = false;  // raw access is allowed outside of scopes too
   bool may_be_open_ = false;   // the engine need not refuse raw access to whole buckets
@@ -277,6 +354,8 @@ void correct(std::vector<Parameter>& parameters) {
   if (std::ranges::all_of(parameters, &Parameter::frozen)) parameters.front().frozen = false;
   for (Parameter& parameter : parameters) {
     if (parameter.layout == Layout::transposed && parameter.sizes.size() != 2)
+      parameter.layout = Layout::plain;
+    if (parameter.layout == Layout::with_gaps && (parameter.sizes.size() != 2 || !parameter.frozen))
       parameter.layout = Layout::plain;
     if (parameter.sizes.size() == 4) parameter.layout = Layout::channels_last;
   }

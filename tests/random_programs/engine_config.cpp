@@ -2,7 +2,7 @@
 #include <filesystem>
 #include <sstream>
 
-#include "tests/random_programs/engine_run.h"
+#include "tests/random_programs/engines.h"
 #include "tests/random_programs/plain_training.h"
 
 namespace zerorun::testing {
@@ -67,8 +67,9 @@ std::string zero_of(const Setup& setup) {
 std::string config_of(const Setup& setup) {
   std::ostringstream text;
   text << std::fixed << R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": )"
-       << setup.micro_steps << R"(, "gradient_clipping": )" << (setup.clips ? kClipping : 0) << ", "
-       << optimizer_of(setup) << ", " << precision_of(setup) << ", " << zero_of(setup) << "}";
+       << setup.micro_steps << R"(, "gradient_clipping": )" << (setup.clips ? kClipping : 0) << ", ";
+  if (setup.source == Source::config) text << optimizer_of(setup) << ", ";
+  text << precision_of(setup) << ", " << zero_of(setup) << "}";
   return text.str();
 }
 

@@ -67,6 +67,10 @@ void count_features(const Program& program, FeatureCounts& counts) {
   features.insert(kPlaces[static_cast<int>(setup.place)]);
   features.insert(kPrecisions[static_cast<int>(setup.precision)]);
   features.insert(kRules[static_cast<int>(setup.rule)]);
+  static constexpr const char* kSources[] = {"optimizer of the config", "optimizer of the program",
+                                             "enable_zero()"};
+  features.insert(kSources[static_cast<int>(setup.source)]);
+  if (setup.marks) features.insert("marks of gradients");
   features.insert("stage " + std::to_string(setup.stage));
   features.insert(std::to_string(setup.ranks) + (setup.ranks == 1 ? " rank" : " ranks"));
   static constexpr const char* kInFiles[] = {"", "optimizer states in files", "parameters in files",

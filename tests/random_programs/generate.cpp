@@ -1,4 +1,5 @@
 // Draws a random program from a seed.
+#include <optional>
 #include <random>
 
 #include "tests/random_programs/program.h"
@@ -43,7 +44,9 @@ Setup draw_setup(Dice& dice, uint64_t block) {
       dice.chance(75) ? setup.precision : dice.one_of({Precision::fp32, Precision::bf16, Precision::fp16});
   setup.accumulation = dice.chance(75) ? Precision::fp32 : setup.precision;
   setup.master_from_fp32 = dice.chance(30);
-  setup.rule = dice.one_of({Rule::sgd, Rule::sgd, Rule::momentum, Rule::adam_w});
+  if (dice.chance(30)) setup.source = dice.one_of({Source::program, Source::program, Source::enable_zero});
+  setup.marks = dice.chance(50);
+  setup.rule = dice.one_of({Rule::sgd, Rule::momentum, Rule::momentum, Rule::adam_w});
   setup.decay = dice.chance(30);
   setup.micro_steps = dice.one_of({1, 1, 1, 2, 3});
   setup.clips = dice.chance(25);
@@ -65,10 +68,12 @@ Setup draw_setup(Dice& dice, uint64_t block) {
 
 Parameter draw_parameter(Dice& dice) {
   Parameter parameter;
+  parameter.frozen = dice.chance(20);
   const int shape = dice.below(20);
   if (shape < 13) {
     parameter.sizes = {dice.between(1, 8), dice.between(1, 8)};
-    if (dice.chance(20)) parameter.layout = Layout::transposed;
+    if (dice.chance(parameter.frozen ? 50 : 20)) parameter.layout = Layout::transposed;
+    if (parameter.frozen && shape < 3) parameter.layout = Layout::with_gaps;
   } else if (shape < 15) {
     parameter.sizes = {dice.between(1, 8)};
   } else if (shape < 16) {
@@ -78,7 +83,6 @@ Parameter draw_parameter(Dice& dice) {
     parameter.sizes = {dice.chance(50) ? 0 : dice.between(1, 8), 0};
     if (dice.chance(50)) std::swap(parameter.sizes[0], parameter.sizes[1]);
   }
-  parameter.frozen = dice.chance(15);
   parameter.tied = dice.chance(10);
   parameter.group = dice.chance(20) ? 1 : 0;
   return parameter;
@@ -94,14 +98,17 @@ class Operations {
     return drawn;
   }
 
-  void add_training(std::vector<Operation>& to) {
+  /// `before_step`: between the backward and the step.
+  void add_training(std::vector<Operation>& to, const std::optional<Operation>& before_step = {}) {
     const int slot = dice_.below(3);
     to.push_back(forward(slot));
     const int extra = dice_.chance(25) ? 1 : 0;
     for (int i = 0; i < extra; ++i)
-      to.push_back({.kind = Kind::backward, .slot = slot, .retain = true, .how = dice_.below(2)});
-    to.push_back({.kind = Kind::backward, .slot = slot, .retain = dice_.chance(20), .how = dice_.below(2)});
+      to.push_back({.kind = Kind::backward, .slot = slot, .retain = true, .how = backward_how()});
+    to.push_back({.kind = Kind::backward, .slot = slot, .retain = dice_.chance(20), .how = backward_how()});
     if (dice_.chance(15)) to.push_back(any_of_access());
+    if (dice_.chance(15)) to.push_back(change_of_gradients());
+    if (before_step) to.push_back(*before_step);
     if (dice_.chance(85)) to.push_back({.kind = Kind::step});
   }
 
@@ -125,6 +132,74 @@ class Operations {
     return operation;
   }
 
+  int backward_how() { return dice_.chance(5) ? without_scale : dice_.below(2); }
+
+  Operation change(Kind kind, int variants) {
+    return {.kind = kind,
+            .slot = dice_.below(2),
+            .data = dice_.below(1000),
+            .parameters = some_parameters(3),
+            .how = dice_.below(variants)};
+  }
+
+  bool has_optimizer() const { return program_.setup.source != Source::config; }
+
+  // Of the optimizer's settings. `refused`: one that the next step refuses, if the program has an optimizer.
+  Operation change_of_group(bool refused) {
+    Operation operation = change(Kind::group, 2);
+    if (refused && has_optimizer()) operation.how += of_momentum;
+    return operation;
+  }
+
+  Operation change_of_gradients() {
+    return dice_.one_of({change(Kind::drop, 6), change(Kind::drop, 6), change(Kind::set_gradient, 1),
+                         change(Kind::clip, 2), change(Kind::gradient, 2), change(Kind::boundary, 2),
+                         change_of_group(/*refused=*/true)});
+  }
+
+  Operation change_of_engine() {
+    return dice_.one_of(
+        {change(Kind::flip, 1), change(Kind::flip, 1), change(Kind::offload, 2),
+         change_of_group(/*refused=*/false), change(Kind::state, 2), change(Kind::boundary, 2),
+         change(has_optimizer() ? Kind::optimizer_file : Kind::state, 2), change(Kind::evaluator, 2)});
+  }
+
+  // A change that the engine refuses to go on with, and often the opposite.
+  void add_change(std::vector<Operation>& to) {
+    to.push_back(dice_.chance(30) ? change_of_gradients() : change_of_engine());
+    const Operation changed = to.back();
+    if (dice_.chance(50)) add_training(to);
+    if (dice_.chance(20)) return;
+    to.push_back(changed);
+    if (changed.kind == Kind::offload || changed.kind == Kind::boundary ||
+        changed.kind == Kind::optimizer_file)
+      to.back().how = 1;
+    if (changed.kind == Kind::set_gradient) to.back() = {.kind = Kind::drop, .how = by_model};
+  }
+
+  // A save, more training, and the checkpoint in the same engine or in a new one.
+  void add_restart(std::vector<Operation>& to) {
+    if (has_optimizer() && dice_.chance(25)) {
+      to.push_back({.kind = Kind::optimizer_file, .how = 0});
+      add_training(to);
+      to.push_back({.kind = Kind::optimizer_file, .how = 1});
+    }
+    if (dice_.chance(15)) {
+      add_training(to, Operation{.kind = Kind::boundary, .how = 0});  // behind the last backward of a window
+    } else if (dice_.chance(60)) {
+      add_training(to);
+    }
+    const Operation save = change(Kind::save, 3);
+    to.push_back(save);
+    if (dice_.chance(10)) to.push_back({.kind = Kind::boundary, .how = 1});
+    if (dice_.chance(60)) add_training(to);
+    if (dice_.chance(30)) to.push_back(any_of_access());
+    if (dice_.chance(20)) to.push_back(change(Kind::companion, 5));
+    to.push_back(change(dice_.one_of({Kind::load, Kind::resume, Kind::resume, Kind::evaluator}), 2));
+    to.back().slot = save.slot;
+    if (dice_.chance(80)) add_training(to);
+  }
+
   Operation any_of_access() {
     Operation operation{.data = dice_.below(1000), .parameters = some_parameters(3)};
     operation.kind =
@@ -138,24 +213,28 @@ class Operations {
 
   void add(std::vector<Operation>& to, int depth) {
     const int what = dice_.below(100);
-    if (what < 30) {
+    if (what < 28) {
       add_training(to);
-    } else if (what < 40) {
+    } else if (what < 35) {
       const int slot = dice_.below(3);
       to.push_back(dice_.one_of(
           {forward(slot),
-           Operation{.kind = Kind::backward, .slot = slot, .retain = true, .how = dice_.below(2)},
+           Operation{.kind = Kind::backward, .slot = slot, .retain = true, .how = backward_how()},
            Operation{.kind = Kind::step}}));
-    } else if (what < 60) {
+    } else if (what < 50) {
       to.push_back(any_of_access());
-    } else if (what < 65) {
+    } else if (what < 54) {
       to.push_back({.kind = Kind::synchronize});
       to.push_back(any_of_access());
       to.back().kind = dice_.one_of({Kind::raw_read, Kind::raw_write, Kind::read, Kind::raw_read});
-    } else if (what < 87) {
+    } else if (what < 72) {
       if (depth < 3) add_block(to, depth + 1);
-    } else if (what < 92) {
+    } else if (what < 76) {
       add_saving(to);
+    } else if (what < 86) {
+      add_change(to);
+    } else if (what < 95) {
+      add_restart(to);
     } else {
       add_rare(to);
     }
@@ -217,7 +296,9 @@ class Operations {
     Operation operation{.kind = dice_.one_of({Kind::remake, Kind::remake, Kind::failing_backward,
                                               Kind::companion, Kind::fork, Kind::fork})};
     operation.data = dice_.below(1000);
-    operation.how = operation.kind == Kind::failing_backward ? dice_.below(6) : dice_.below(3);
+    operation.how = operation.kind == Kind::failing_backward
+                        ? dice_.below(6)
+                        : dice_.below(operation.kind == Kind::companion ? 5 : 3);
     if (operation.kind == Kind::failing_backward) operation.parameters = some_parameters(4);
     if (operation.kind == Kind::remake) {
       const int count = dice_.below(3);

@@ -28,9 +28,9 @@ std::vector<Journal> plain_journals(const Program& program) {
 
 // Returns the rank's failure, or "" if the run passes.
 std::string run_rank(const Program& program, const std::shared_ptr<Communicator>& communicator,
-                     const Journal& expected) {
+                     const std::filesystem::path& folder, const Journal& expected) {
   try {
-    run_with_engine(program, communicator, expected);
+    run_with_engine(program, communicator, folder, expected);
   } catch (const std::exception& error) {
     return "rank " + std::to_string(communicator->rank()) + ": " + error.what() + "\n";
   }
@@ -39,7 +39,8 @@ std::string run_rank(const Program& program, const std::shared_ptr<Communicator>
 
 }  // namespace
 
-std::string run_in_threads(const Program& program, std::chrono::milliseconds deadline) {
+std::string run_in_threads(const Program& program, const std::filesystem::path& folder,
+                           std::chrono::milliseconds deadline) {
   at::set_num_threads(1);
   const std::vector<Journal> journals = plain_journals(program);
   std::vector<std::string> failures(program.setup.ranks);
@@ -48,7 +49,7 @@ std::string run_in_threads(const Program& program, std::chrono::milliseconds dea
       [&](std::shared_ptr<Communicator> communicator) {
         at::set_num_threads(1);
         const int rank = communicator->rank();
-        failures[rank] = run_rank(program, communicator, journals[rank]);
+        failures[rank] = run_rank(program, communicator, folder, journals[rank]);
       },
       deadline, program.setup.place == Place::sharing_threads);
   // Moves the messages of ranks that only waited in vain for another rank to the end, because they do not
@@ -75,9 +76,9 @@ RankProcess::~RankProcess() {
   delete state_;
 }
 
-std::string RankProcess::run(const Program& program) {
+std::string RankProcess::run(const Program& program, const std::filesystem::path& folder) {
   const std::vector<Journal> journals = plain_journals(program);
-  return run_rank(program, state_->communicator, journals[state_->communicator->rank()]);
+  return run_rank(program, state_->communicator, folder, journals[state_->communicator->rank()]);
 }
 
 }  // namespace zerorun::testing

@@ -92,12 +92,37 @@ class Child {
 
 constexpr const char* kPassed = "passed\n";
 
+// A folder in memory, where the many small files of checkpoints cost little.
+class MemoryFolder {
+ public:
+  MemoryFolder() {
+    std::string pattern = "/dev/shm/zerorun_programs_XXXXXX";
+    if (!::mkdtemp(pattern.data())) throw std::runtime_error("no temporary folder " + pattern);
+    path_ = pattern;
+  }
+  ~MemoryFolder() { remove(path_); }
+  MemoryFolder(const MemoryFolder&) = delete;
+  MemoryFolder& operator=(const MemoryFolder&) = delete;
+
+  std::filesystem::path of(size_t program) const { return path_ / std::to_string(program); }
+  /// Several processes may call it at once.
+  static void remove(const std::filesystem::path& path) {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
 template <typename Run>
-void run_all(std::span<const Program> programs, const Run& run, const auto& say) {
-  for (const Program& program : programs) {
+void run_all(std::span<const Program> programs, const MemoryFolder& folder, const Run& run, const auto& say) {
+  for (size_t index = 0; index < programs.size(); ++index) {
+    // Another process may still be in the program before this one, but in none before that.
+    if (index >= 2) MemoryFolder::remove(folder.of(index - 2));
     std::string failure;
     try {
-      failure = run(program);
+      failure = run(programs[index], folder.of(index));
     } catch (const std::exception& error) {
       failure = std::string("the plain run threw: ") + error.what();
     }
@@ -166,24 +191,27 @@ bool run_alike(const Program& a, const Program& b) {
 
 Outcome run_isolated(std::span<const Program> programs, std::chrono::milliseconds deadline) {
   const Setup& setup = programs.front().setup;
+  const MemoryFolder folder;
   std::vector<std::unique_ptr<Child>> children;
   if (in_processes(setup.place)) {
     const int port = free_port();
     for (int rank = 0; rank < setup.ranks; ++rank) {
       children.push_back(std::make_unique<Child>([&](const auto& say) {
         std::optional<RankProcess> process;
-        auto run = [&](const Program& program) {
+        auto run = [&](const Program& program, const std::filesystem::path& own) {
           if (!process) process.emplace(setup, rank, port, deadline);
-          return process->run(program);
+          return process->run(program, own);
         };
-        run_all(programs, run, say);
+        run_all(programs, folder, run, say);
         process.reset();
       }));
     }
   } else {
     children.push_back(std::make_unique<Child>([&](const auto& say) {
-      run_all(
-          programs, [&](const Program& program) { return run_in_threads(program, deadline); }, say);
+      const auto run = [&](const Program& program, const std::filesystem::path& own) {
+        return run_in_threads(program, own, deadline);
+      };
+      run_all(programs, folder, run, say);
     }));
   }
   await(children, 4 * deadline + std::chrono::seconds(30));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -25,13 +26,15 @@ Outcome run_isolated(std::span<const Program> programs, std::chrono::millisecond
 
 // For the child processes, defined in in_ranks.cpp:
 /// Runs the program's ranks as threads. Returns the messages of the ranks that failed, or an empty string.
-std::string run_in_threads(const Program& program, std::chrono::milliseconds deadline);
+/// The program's checkpoints are in `folder`.
+std::string run_in_threads(const Program& program, const std::filesystem::path& folder,
+                           std::chrono::milliseconds deadline);
 /// Runs programs in this process, which is one of several rank processes.
 class RankProcess {
  public:
   RankProcess(const Setup& setup, int rank, int port, std::chrono::milliseconds deadline);
   ~RankProcess();
-  std::string run(const Program& program);
+  std::string run(const Program& program, const std::filesystem::path& folder);
 
  private:
   struct State;

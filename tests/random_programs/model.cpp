@@ -60,6 +60,10 @@ Model::Model(const Program& program) {
     if (parameter.layout == Layout::transposed) std::swap(sizes[0], sizes[1]);
     at::Tensor values = numbers(sizes, static_cast<int64_t>(index));
     if (parameter.layout == Layout::transposed) values = values.t();
+    if (parameter.layout == Layout::with_gaps) {
+      sizes[1] *= 2;
+      values = numbers(sizes, static_cast<int64_t>(index)).slice(1, 0, sizes[1], 2);
+    }
     if (parameter.layout == Layout::channels_last) values = values.contiguous(at::MemoryFormat::ChannelsLast);
     const std::string name = c10::str("p", index);
     all.push_back(register_parameter(name, values, /*requires_grad=*/!parameter.frozen));
@@ -134,6 +138,14 @@ void write_raw(const at::Tensor& parameter, int data) {
     const at::BFloat16 narrow(static_cast<float>(value));
     std::memcpy(memory, &narrow, sizeof narrow);
   }
+}
+
+void flip(const at::Tensor& parameter) {
+  parameter.requires_grad_(!parameter.requires_grad());
+}
+
+double rate_of(const Operation& operation) {
+  return 0x1p-6 * (operation.data % 16);
 }
 
 at::Tensor copy_raw(const at::Tensor& parameter) {

@@ -40,6 +40,10 @@ void fail_in_forward(const std::vector<at::Tensor>& parameters, const Operation&
 void write_by_operator(at::Tensor parameter, int data);
 /// Writes a value to one element through mutable_data_ptr(). `data` determines the element and the value.
 void write_raw(const at::Tensor& parameter, int data);
+/// Freezes or unfreezes.
+void flip(const at::Tensor& parameter);
+/// The rate, decay or other number that Kind::group sets.
+double rate_of(const Operation& operation);
 /// Copies the parameter's memory without an operator on it.
 at::Tensor copy_raw(const at::Tensor& parameter);
 

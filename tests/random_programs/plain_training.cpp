@@ -7,6 +7,7 @@
 namespace zerorun::testing {
 namespace {
 
+// Of the config's optimizers.
 constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEpsilon = 1e-8, kMomentum = 0.9;
 
 at::ScalarType type_of(Precision precision) {
@@ -62,53 +63,69 @@ void PlainTraining::begin(bool first) {
   for (size_t index = 0; index < program_.parameters.size(); ++index) {
     const at::Tensor given = parameters(0)[index].detach().clone();
     for (const auto& model : models_) {
-      model->all[index].set_data(given.to(training_, /*non_blocking=*/false, /*copy=*/true));
-      model->all[index].mutable_grad().reset();
+      at::Tensor& own = model->all[index];
+      if (own.scalar_type() != training_) own.set_data(own.to(training_));
+      own.copy_(given);  // keeps gaps, which matter for the order of sums in LibTorch's matrix products
+      own.mutable_grad().reset();
+      own.requires_grad_(!program_.parameters[index].frozen);
     }
     State& state = states_[index];
     state.master = setup_.master_from_fp32 ? given.to(at::kFloat) : given.to(training_).to(at::kFloat);
     state.first = at::zeros_like(state.master);
     state.second = at::zeros_like(state.master);
   }
-  made_sums_ = departed_ = has_gradients_ = was_applied_ = false;
-  micro_steps_ = steps_ = applied_ = 0;
+  made_sums_ = departed_ = has_gradients_ = holds_gradients_ = was_applied_ = false;
+  now_ = {.loss_scale = std::ldexp(1.0, setup_.scale_power), .hysteresis = 1 + setup_.scale_power / 4 % 2};
   norm_ = 0;
-  loss_scale_ = std::ldexp(1.0, setup_.scale_power);
-  hysteresis_ = 1 + setup_.scale_power / 4 % 2;
-  last_overflow_ = -1;
+  boundary_.reset();
+  for (int group = 0; group < kGroups; ++group) {
+    rates_[group] = kLearningRate / (1 + group);
+    decays_[group] = setup_.decay ? kWeightDecay : 0;
+  }
+}
+
+bool PlainTraining::updates() const {
+  return boundary_.value_or(now_.micro_steps + 1 >= setup_.micro_steps);
+}
+
+at::ScalarType PlainTraining::kept() const {
+  if (by_shards()) return accumulating_;
+  return accumulating_ != travelling_ && whole_in_sums() ? accumulating_ : travelling_;
 }
 
 // Returns whether a rank adds up its gradients in the accumulation dtype, in memory separate from the buffers
 // that it sends. Matters at stages 0 and 1 only.
 bool PlainTraining::sums_apart() const {
   if (accumulating_ == travelling_) return false;
-  return made_sums_ || setup_.micro_steps > 1 || accumulating_ != at::kFloat;
+  return made_sums_ || whole_in_sums();
 }
 
-void PlainTraining::drop_gradients() {
-  // When the backward threw, the engine had already allocated separate sums. So made_sums_ is set as in
+void PlainTraining::drop_gradients(bool threw) {
+  // When a backward threw, the engine had already allocated separate sums. So made_sums_ is set as in
   // backward().
-  if (!by_shards() && !is_boundary() && !departed_) made_sums_ = true;
+  if (threw && !by_shards() && !is_last(true) && !departed_) made_sums_ = true;
   gradients_.assign(program_.parameters.size(), {});
-  departed_ = has_gradients_ = false;
+  departed_ = has_gradients_ = holds_gradients_ = false;
 }
 
 void PlainTraining::backward(const std::vector<at::Tensor>& losses, bool retain, bool reduces, bool plain) {
-  const bool boundary = reduces && is_boundary();
+  const bool boundary = is_last(reduces);
   if (!by_shards() && !boundary && !departed_) made_sums_ = true;
+  reached_.assign(ranks(), std::vector<char>(program_.parameters.size()));
   std::vector<std::vector<at::Tensor>> found(program_.parameters.size());
   for (int rank = 0; rank < ranks(); ++rank) {
     losses[rank].backward(at::full_like(losses[rank], plain ? scale() : scale() / setup_.micro_steps),
                           retain);
     for (int index : trained_) {
       found[index].push_back(std::exchange(parameters(rank)[index].mutable_grad(), at::Tensor()));
+      reached_[rank][index] = found[index].back().defined();
     }
   }
   torch::NoGradGuard no_grad;
   const float divided = plain ? static_cast<float>(1.0 / setup_.micro_steps) : 1.0F;
   for (int index : trained_) take(gradients_[index], found[index], states_[index].master, divided);
   if (!by_shards() && boundary && !departed_) reduce_local();
-  has_gradients_ = true;
+  has_gradients_ = holds_gradients_ = true;
 }
 
 // Returns the sum over ranks of the gradients that they send. Adds them in float32 in rank order and rounds
@@ -155,8 +172,6 @@ void PlainTraining::take(Gradient& gradient, const std::vector<at::Tensor>& by_r
 
 void PlainTraining::reduce_local() {
   departed_ = true;
-  const bool whole_in_sums = setup_.micro_steps > 1 || accumulating_ != at::kFloat;
-  const at::ScalarType kept = accumulating_ != travelling_ && whole_in_sums ? accumulating_ : travelling_;
   for (int index : trained_) {
     Gradient& gradient = gradients_[index];
     gradient.local.resize(ranks());
@@ -165,7 +180,7 @@ void PlainTraining::reduce_local() {
         if (local.defined()) local = scaled(local, factor_, travelling_);
       }
     }
-    gradient.reduced = over_ranks(gradient.local, states_[index].master).to(kept);
+    gradient.reduced = over_ranks(gradient.local, states_[index].master).to(kept());
   }
 }
 
@@ -174,7 +189,8 @@ void PlainTraining::finish_reduction() {
   for (int index : trained_) {
     Gradient& gradient = gradients_[index];
     if (by_shards()) {
-      if (!gradient.reduced.defined()) gradient.reduced = at::zeros_like(states_[index].master);
+      if (!gradient.reduced.defined())
+        gradient.reduced = at::zeros_like(states_[index].master).to(accumulating_);
       continue;
     }
     if (!departed_ || gradient.late.empty()) continue;
@@ -182,6 +198,7 @@ void PlainTraining::finish_reduction() {
       if (late.defined()) late = scaled(late, factor_, travelling_);
     }
     add(gradient.reduced, over_ranks(gradient.late, states_[index].master));
+    gradient.late.clear();
   }
   if (!by_shards() && !departed_) reduce_local();
 }
@@ -196,13 +213,17 @@ double PlainTraining::norm() const {
 }
 
 double PlainTraining::rate_of(int group) const {
-  return setup_.has_schedule ? scheduled_rate(applied_, group) : kLearningRate / (1 + group);
+  if (!setup_.has_schedule) return rates_[group];
+  if (setup_.source == Source::config) return scheduled_rate(now_.applied, group);
+  // LibTorch's StepLR does so one step late.
+  const int64_t halved = now_.applied == 0 ? 0 : (now_.applied - 1) / kStepSize;
+  return std::ldexp(kLearningRate / (1 + group), -static_cast<int>(halved));
 }
 
 PlainTraining::Ending PlainTraining::step() {
   torch::NoGradGuard no_grad;
-  const bool boundary = is_boundary();
-  ++micro_steps_;
+  const bool boundary = updates();
+  ++now_.micro_steps;
   has_gradients_ = was_applied_ = false;
   if (!boundary) return Ending::goes_on;
   finish_reduction();
@@ -210,33 +231,67 @@ PlainTraining::Ending PlainTraining::step() {
   was_applied_ = norm_ != HUGE_VAL;
   if (was_applied_) update(norm_);
   gradients_.assign(program_.parameters.size(), {});
-  departed_ = false;
-  ++steps_;
+  departed_ = holds_gradients_ = false;
+  now_.micro_steps = 0;
+  ++now_.steps;
   if (!follow_loss_scale(!was_applied_)) return Ending::scale_at_minimum;
-  const bool throws = was_applied_ && setup_.has_schedule && applied_ == setup_.schedule_throws_at;
+  const bool throws = was_applied_ && setup_.has_schedule && now_.applied == setup_.schedule_throws_at;
   return throws ? Ending::schedule_throws : Ending::goes_on;
 }
 
 void PlainTraining::update(double norm) {
   const double over = setup_.clips ? (norm + 1e-6) / kClipping : 1;
   const double factor = rounded(1 / (divisor_ * scale() * std::max(over, 1.0)));
-  std::vector<double> rates = {rate_of(0), rate_of(1)};
-  ++applied_;
+  std::vector<at::Tensor> gradients(states_.size());
   for (int index : trained_) {
-    State& state = states_[index];
-    // Master weights take over the values that the program wrote to 16-bit parameters.
-    const at::Tensor values = parameters(0)[index].detach();
-    state.master = at::where(state.master.to(training_).eq(values), state.master, values.to(at::kFloat));
-    apply_rule(state, gradients_[index].reduced.to(at::kFloat) * factor,
-               rates[program_.parameters[index].group]);
-    for (const auto& model : models_) model->all[index].copy_(state.master.to(training_));
+    gradients[index] = gradients_[index].reduced.to(at::kFloat) * factor;
+    states_[index].master = master_of(index).clone();
+  }
+  if (setup_.source != Source::config) {
+    apply_torch_rule(gradients);
+  } else {
+    for (int index : trained_) apply_rule(states_[index], gradients[index], program_.parameters[index].group);
+  }
+  ++now_.applied;
+  ++now_.optimizer_steps;
+  for (int index : trained_) {
+    for (const auto& model : models_) model->all[index].copy_(states_[index].master.to(training_));
   }
 }
 
-void PlainTraining::apply_rule(State& state, at::Tensor gradient, double rate) const {
-  const double decay = setup_.decay ? kWeightDecay : 0;
+// Master weights take over the values that the program wrote to 16-bit parameters.
+at::Tensor PlainTraining::master_of(int index) const {
+  const at::Tensor& master = states_[index].master;
+  const at::Tensor values = parameters(0)[index].detach();
+  return at::where(master.to(training_).eq(values), master, values.to(at::kFloat));
+}
+
+void PlainTraining::apply_torch_rule(const std::vector<at::Tensor>& gradients) {
+  Groups groups;
+  for (int index : trained_) {
+    states_[index].master.mutable_grad() = gradients[index];
+    groups[program_.parameters[index].group].push_back(states_[index].master);
+  }
+  const auto optimizer = make_optimizer(setup_, groups);
+  for (int group = 0; group < kGroups; ++group) {
+    optimizer->param_groups()[group].options().set_lr(rate_of(group));
+    zerorun::testing::set_decay(*optimizer, group, decays_[group]);
+  }
+  if (setup_.rule != Rule::sgd) {
+    for (int index : trained_) {
+      const State& state = states_[index];
+      set_state(*optimizer, setup_, state.master, now_.optimizer_steps, state.first, state.second);
+    }
+  }
+  optimizer->step();
+  for (int index : trained_) states_[index].master.mutable_grad().reset();
+}
+
+void PlainTraining::apply_rule(State& state, at::Tensor gradient, int group) const {
+  const double rate = rate_of(group);
+  const double decay = decays_[group];
   if (setup_.rule == Rule::adam_w) {
-    const auto steps = static_cast<double>(applied_);
+    const auto steps = static_cast<double>(now_.optimizer_steps + 1);
     const double step_size = rounded(rate / (1 - std::pow(kBeta1, steps)));
     const double root = rounded(1 / std::sqrt(1 - std::pow(kBeta2, steps)));
     state.first = state.first * rounded(kBeta1) + gradient * rounded(1 - kBeta1);
@@ -260,28 +315,28 @@ void PlainTraining::apply_rule(State& state, at::Tensor gradient, double rate) c
 // minimum.
 bool PlainTraining::follow_loss_scale(bool overflow) {
   if (setup_.precision != Precision::fp16 || setup_.fixed_scale) return true;
-  const int64_t number = steps_ - 1;
+  const int64_t number = now_.steps - 1;
   if (overflow) {
-    last_overflow_ = number;
-    if (hysteresis_ > 1) {
-      --hysteresis_;
+    now_.last_overflow = number;
+    if (now_.hysteresis > 1) {
+      --now_.hysteresis;
       return true;
     }
-    const bool falls = loss_scale_ > 1;
-    loss_scale_ = std::max(loss_scale_ / 2, 1.0);
+    const bool falls = now_.loss_scale > 1;
+    now_.loss_scale = std::max(now_.loss_scale / 2, 1.0);
     return falls;
   }
-  const int64_t without = number - last_overflow_ - 1;
+  const int64_t without = number - now_.last_overflow - 1;
   if (without > 0 && without % kScaleWindow == 0) {
-    loss_scale_ *= 2;
-    hysteresis_ = 1 + setup_.scale_power / 4 % 2;
+    now_.loss_scale *= 2;
+    now_.hysteresis = 1 + setup_.scale_power / 4 % 2;
   }
   return true;
 }
 
 std::string PlainTraining::report() const {
-  return c10::str("steps ", steps_, ", applied ", was_applied_, ", skipped ", steps_ - applied_, ", norm ",
-                  rounded(norm_), ", scale ", scale(), ", rate ", rate_of(0));
+  return c10::str("steps ", now_.steps, ", applied ", was_applied_, ", skipped ", now_.steps - now_.applied,
+                  ", scale ", scale(), ", rate ", rate_of(0));
 }
 
 }  // namespace zerorun::testing

@@ -5,21 +5,21 @@
 
 #include <torch/torch.h>
 
+#include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tests/random_programs/model.h"
+#include "tests/random_programs/torch_optimizer.h"
 
 namespace zerorun::testing {
 
-inline constexpr double kLearningRate = 0.125;
-inline constexpr double kWeightDecay = 0.0625;
 inline constexpr double kClipping = 0.5;
 inline constexpr int kScaleWindow = 2;
-/// The learning rate of the program's own schedule for `group` after `applied` applied steps.
+/// The learning rate of the program's own schedule function for `group` after `applied` applied steps.
 double scheduled_rate(int64_t applied, int group);
-
 class PlainTraining {
  public:
   explicit PlainTraining(const Program& program);
@@ -36,15 +36,46 @@ class PlainTraining {
   /// calls loss.backward() instead of engine.backward(). The engine then divides gradients by the number of
   /// micro-steps when it copies them.
   void backward(const std::vector<at::Tensor>& losses, bool retain, bool reduces, bool plain);
-  /// Drops all gradients since the last optimizer step, as the engine does after a backward that threw on all
-  /// ranks.
-  void drop_gradients();
+  /// The trained parameters for which the last backward has brought `rank` a gradient.
+  const std::vector<char>& reached(int rank) const { return reached_[rank]; }
+  /// Drops all gradients since the last optimizer step. `threw`: because a backward threw on all ranks.
+  void drop_gradients(bool threw);
+  /// Whether there was a backward since the last step.
   bool has_gradients() const { return has_gradients_; }
+  /// Whether there was a backward since the last optimizer step, or in the window that load() has continued.
+  bool holds_gradients() const { return holds_gradients_; }
+  /// Whether the next step() updates.
+  bool updates() const;
+  void set_boundary(bool is_boundary) { boundary_ = is_boundary; }
+  /// The gradient of a trained parameter that the next step() applies, and its replacement.
+  at::Tensor gradient(int index);
+  void set_gradient(int index, const at::Tensor& values);
+  /// Whether all gradients are finite that gradient() has made complete.
+  bool finite() const;
+  /// The first moment of a trained parameter: a tensor that the caller may change.
+  at::Tensor moment(int index) { return states_[index].first; }
+  void set_rate(int group, double rate) { rates_[group] = rate; }
+  void set_decay(int group, double decay) { decays_[group] = decay; }
+
+  /// What torch::save(optimizer) writes.
+  struct Moments {
+    std::vector<at::Tensor> first, second;  // by parameter
+    int64_t steps = 0;
+    std::array<double, kGroups> rates = {}, decays = {};
+  };
+  Moments moments() const;
+  void set_moments(const Moments& moments);
+  struct Checkpoint;
+  /// Whether a window's gradients can be saved: they are not reduced yet, or with every backward.
+  bool can_save() const;
+  std::shared_ptr<const Checkpoint> save(bool with_frozen) const;
+  void load(const Checkpoint& checkpoint);
 
   enum class Ending { goes_on, schedule_throws, scale_at_minimum };
   Ending step();
-  /// The numbers that the engine reports about its last step, as text.
+  /// The numbers that the engine reports about its last step, as text; the norm is apart.
   std::string report() const;
+  double last_norm() const { return norm_; }
 
  private:
   // The gradient of one parameter in one accumulation window.
@@ -58,11 +89,23 @@ class PlainTraining {
     at::Tensor first;
     at::Tensor second;
   };
+  // What a checkpoint restores apart from tensors.
+  struct Progress {
+    int64_t micro_steps = 0;  // since the last optimizer step
+    int64_t steps = 0;
+    int64_t applied = 0;
+    int64_t optimizer_steps = 0;  // as applied, unless set_moments() has changed it
+    double loss_scale = 1;
+    int hysteresis = 1;
+    int64_t last_overflow = -1;
+  };
 
   bool by_shards() const { return setup_.stage >= 2; }
-  bool is_boundary() const { return (micro_steps_ + 1) % setup_.micro_steps == 0; }
+  bool is_last(bool reduces) const { return reduces && setup_.source != Source::enable_zero && updates(); }
+  bool whole_in_sums() const { return setup_.micro_steps > 1 || accumulating_ != at::kFloat; }
+  at::ScalarType kept() const;  // dtype of reduced gradients
   bool sums_apart() const;
-  double scale() const { return setup_.precision == Precision::fp16 ? loss_scale_ : 1; }
+  double scale() const { return setup_.precision == Precision::fp16 ? now_.loss_scale : 1; }
   at::Tensor over_ranks(const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const;
   void take(Gradient& gradient, const std::vector<at::Tensor>& by_rank, const at::Tensor& like,
             float divided) const;
@@ -70,9 +113,11 @@ class PlainTraining {
   void finish_reduction();
   double norm() const;
   void update(double norm);
-  void apply_rule(State& state, at::Tensor gradient, double rate) const;
+  void apply_rule(State& state, at::Tensor gradient, int group) const;
+  void apply_torch_rule(const std::vector<at::Tensor>& gradients);
   bool follow_loss_scale(bool overflow);
   double rate_of(int group) const;
+  at::Tensor master_of(int index) const;
 
   const Program& program_;
   const Setup& setup_;
@@ -88,14 +133,21 @@ class PlainTraining {
   bool made_sums_ = false;           // stages 0 and 1: the engine has allocated separate sums
   bool departed_ = false;            // this window's gradients have been reduced (stages 0 and 1)
   bool has_gradients_ = false;
-  int64_t micro_steps_ = 0;
-  int64_t steps_ = 0;
-  int64_t applied_ = 0;
+  bool holds_gradients_ = false;
+  std::vector<std::vector<char>> reached_;  // by rank and parameter
+  std::optional<bool> boundary_;            // set by the program
+  std::array<double, kGroups> rates_ = {}, decays_ = {};
+  Progress now_;
   bool was_applied_ = false;
   double norm_ = 0;
-  double loss_scale_ = 1;
-  int hysteresis_ = 1;
-  int64_t last_overflow_ = -1;
+};
+
+struct PlainTraining::Checkpoint {
+  Moments moments;
+  std::vector<at::Tensor>
+      values;  // by parameter: master weights; undefined for a frozen one that is left out
+  Progress progress;
+  std::vector<Gradient> gradients;  // of a window that has begun
 };
 
 }  // namespace zerorun::testing

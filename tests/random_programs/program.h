@@ -15,6 +15,9 @@ enum class Place { threads, sharing_threads, shared_memory_processes, gloo_proce
 enum class Precision { fp32, bf16, fp16 };
 enum class Rule { sgd, momentum, adam_w };
 enum class InFiles { nothing, states, parameters, both };
+/// Where the optimizer comes from: the config, or the program, which gives one of torch::optim to
+/// initialize() or to enable_zero().
+enum class Source { config, program, enable_zero };
 
 /// Special values of fields that hold a rank.
 inline constexpr int kEverybody = -1;
@@ -28,6 +31,8 @@ struct Setup {
   Precision communication = Precision::fp32;
   Precision accumulation = Precision::fp32;
   bool master_from_fp32 = false;
+  Source source = Source::config;
+  bool marks = false;  // InitializeOptions::marks_gradients
   Rule rule = Rule::sgd;
   bool decay = false;   // weight decay
   int micro_steps = 1;  // gradient_accumulation_steps
@@ -39,17 +44,17 @@ struct Setup {
   int persistence = 0;     // stage 3: parameters with up to this number of elements stay resident
   int scale_power = 4;     // fp16: the initial loss scale is 2 to this power
   bool fixed_scale = false;
-  bool has_schedule = false;    // the program passes a schedule function
+  bool has_schedule = false;  // the program passes a schedule: a function, or an LRScheduler of its optimizer
   int schedule_throws_at = -1;  // the applied step in which the schedule throws once; -1: none
   InFiles in_files = InFiles::nothing;
   int max_in_cpu = 0;  // offload_param: number of elements of slices that stay in memory
 };
 
-enum class Layout { plain, transposed, channels_last };
+enum class Layout { plain, transposed, channels_last, with_gaps };
 
 struct Parameter {
-  std::vector<int> sizes;  // 0 to 2 dimensions of at most 8 elements; channels_last: 4 dimensions
-  Layout layout = Layout::plain;
+  std::vector<int> sizes;         // 0 to 2 dimensions of at most 8 elements; channels_last: 4 dimensions
+  Layout layout = Layout::plain;  // with_gaps: two dimensions, frozen only
   bool frozen = false;
   bool tied = false;  // registered under two names
   int group = 0;
@@ -59,7 +64,7 @@ struct Parameter {
 enum class Kind {
   forward,           // computes the loss of `slot` from `data` with `parameters`
   failing_forward,   // a forward that throws on `rank`; the program catches it
-  backward,          // backward of the loss in `slot`; `how` 1: loss.backward() instead of engine.backward()
+  backward,          // backward of the loss in `slot`: see BackwardHow
   failing_backward,  // a backward that throws, then zero_grad()
   step,
   evaluate,
@@ -75,9 +80,35 @@ enum class Kind {
   fail,     // throws an exception on `rank`
   synchronize,
   remake,     // destroys the engine, runs `body` without an engine, makes a new engine
-  companion,  // makes, uses and destroys a second engine
+  companion,  // makes, uses and destroys a second engine; `how` 3: one whose parameter groups are empty, 4:
+              // it saves
   fork,       // forks a child process, which destroys the engine and model that it inherited
+  drop,       // drops gradients: see DropHow
+  set_gradient,    // puts a gradient of the program into grad() of the first of `parameters`
+  clip,            // clip_grad_norm_(); `how` 1: clip_grad_value_()
+  gradient,        // reads the gradient of `parameters`; `how` 1: and writes other ones
+  flip,            // freezes or unfreezes `parameters`
+  boundary,        // set_gradient_accumulation_boundary(`how`)
+  offload,         // offload_states(); `how` 1: reload_states()
+  group,           // changes parameter group `slot` of the optimizer: see GroupHow
+  state,           // reads the first moments of `parameters`; `how` 1: writes them
+  optimizer_file,  // torch::save(optimizer); `how` 1: torch::load() of what was saved last
+  save,            // checkpoint `slot`; `how` 1: waits for it, 2: without frozen parameters
+  load,            // checkpoint `slot` into the same engine
+  resume,     // a new engine, with checkpoint `slot` if there is one; `how` 1: first with the groups swapped
+  evaluator,  // an engine without an optimizer computes a loss; `how` 1: of checkpoint `slot`
 };
+
+enum BackwardHow {
+  by_engine,
+  by_loss,
+  without_scale
+};  // without_scale: loss.backward() without engine.scale()
+/// by_engine_zero_grad: engine.zero_grad(). The others are what programs do without an engine: zero_grad() of
+/// the model, the same with set_to_none = false, zero_grad() of an optimizer, and grad() = {} for all
+/// parameters or for `parameters`.
+enum DropHow { by_engine_zero_grad, by_model, by_model_zeros, by_optimizer, by_hand, by_hand_some };
+enum GroupHow { of_rate, of_decay, of_momentum, more_parameters };
 
 /// The kind determines the meaning of the fields. Fields that a kind does not use keep their default.
 struct Operation {
@@ -100,6 +131,19 @@ struct Program {
 };
 
 bool is_block(Kind kind);
+/// Kind::failing_backward: whether the backward is loss.backward(), and whether a call of the engine follows
+/// that drops its gradients.
+inline bool fails_by_loss(const Operation& operation, const Setup& setup) {
+  return operation.how >= 3 && setup.stage >= 2;
+}
+inline bool hears_of_failure(const Operation& operation, const Setup& setup) {
+  return operation.how % 3 != 0 || fails_by_loss(operation, setup);
+}
+/// Whether the engine may refuse the operation, so that the plain run notes first whether it does.
+inline bool may_be_refused(Kind kind) {
+  return kind == Kind::backward || kind == Kind::failing_backward ||
+         (kind >= Kind::drop && kind <= Kind::load);
+}
 const char* name_of(Kind kind);
 inline bool in_processes(Place place) {
   return place >= Place::shared_memory_processes;

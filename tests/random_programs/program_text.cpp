@@ -14,13 +14,18 @@ constexpr std::array kKindNames = {"forward",     "failing_forward", "backward",
                                    "step",        "evaluate",        "read",      "write",
                                    "scope",       "rank_write",      "raw_read",  "raw_write",
                                    "raw_refused", "no_sync",         "attempt",   "fail",
-                                   "synchronize", "remake",          "companion", "fork"};
+                                   "synchronize", "remake",          "companion", "fork",
+                                   "drop",        "set_gradient",    "clip",      "gradient",
+                                   "flip",        "boundary",        "offload",   "group",
+                                   "state",       "optimizer_file",  "save",      "load",
+                                   "resume",      "evaluator"};
+constexpr std::array kSourceNames = {"config", "program", "enable_zero"};
 constexpr std::array kPlaceNames = {"threads", "sharing_threads", "shared_memory_processes",
                                     "gloo_processes"};
 constexpr std::array kPrecisionNames = {"fp32", "bf16", "fp16"};
 constexpr std::array kRuleNames = {"sgd", "momentum", "adam_w"};
 constexpr std::array kInFilesNames = {"nothing", "states", "parameters", "both"};
-constexpr std::array kLayoutNames = {"plain", "transposed", "channels_last"};
+constexpr std::array kLayoutNames = {"plain", "transposed", "channels_last", "with_gaps"};
 
 template <typename Names>
 int index_of(const Names& names, const std::string& name) {
@@ -56,6 +61,8 @@ void visit(Setup& setup, Visitor&& visitor) {
   visitor.name("communication", setup.communication, kPrecisionNames);
   visitor.name("accumulation", setup.accumulation, kPrecisionNames);
   visitor.number("master_from_fp32", setup.master_from_fp32);
+  visitor.name("source", setup.source, kSourceNames);
+  visitor.number("marks", setup.marks);
   visitor.name("rule", setup.rule, kRuleNames);
   visitor.number("decay", setup.decay);
   visitor.number("micro_steps", setup.micro_steps);

@@ -91,6 +91,8 @@ void add_setup(std::vector<Change>& changes, const Setup& setup) {
       [](Program& program) { return set(program.setup, &Setup::communication, program.setup.precision); });
   changes.push_back(set_up(&Setup::accumulation, Precision::fp32));
   changes.push_back(set_up(&Setup::master_from_fp32, false));
+  changes.push_back(set_up(&Setup::source, Source::config));
+  changes.push_back(set_up(&Setup::marks, false));
   changes.push_back(set_up(&Setup::rule, Rule::sgd));
   changes.push_back(set_up(&Setup::decay, false));
   for (int steps = 1; steps < setup.micro_steps; ++steps)
