@@ -127,7 +127,9 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
   plan.listening = std::move(listening);
   const std::string temporary = variable("TMPDIR");
   plan.folders = {".", temporary.empty() ? "/tmp" : temporary, order.logs.folder, order.logs.one_file_folder};
-  plan.logs = RankLogs(order.logs, plan.first_rank, ranks);
+  const bool several_hosts = order.nodes.size() > 1;
+  plan.logs =
+      RankLogs(order.logs, plan.first_rank, ranks, several_hosts ? std::optional(order.node) : std::nullopt);
   return plan;
 }
 
