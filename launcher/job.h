@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,7 @@ class Job {
   void report_stopped_ranks();
 
   void wait_for_something();
+  void handle_events();
   void obey_control();
   void handle_signals();
   void handle_interruption(int signal);
@@ -91,6 +93,8 @@ class Job {
   void look_for_empty_groups();
   void look_for_missing_rank();
   void signal_groups(int signal);
+  void end_new_orphans();
+  void kill_everything();
   std::vector<pid_t> orphans() const;
 
   enum class ReadResult { some, nothing, end };
@@ -101,6 +105,7 @@ class Job {
   bool all_groups_gone() const;
   /// The rank's number in the job, as text. `rank`: its number on this host.
   std::string name_of(size_t rank) const;
+  void report_leftovers();
   void report_survivors();
   void report_failure();
 
@@ -115,6 +120,7 @@ class Job {
   std::optional<RankFailure> failure_;                  // of the rank that failed first
   std::optional<Clock::time_point> misses_rank_since_;  // ranks wait for one that ended without joining
   Orphans orphans_;
+  std::set<pid_t> asked_to_end_;  // orphans that have got SIGTERM
   OomCounts oom_before_;
   std::optional<int> interrupted_by_;
   Clock::time_point interrupted_at_;

@@ -33,6 +33,13 @@ TEST_CASE("the launcher's exit code is that of the first rank to fail") {
   }
 }
 
+TEST_CASE("the failure of a rank is seen although it comes while other ranks are still started") {
+  Launched job(
+      {.options = {"--num_gpus", "12"}, .script = "[ $RANK = 0 ] && { sleep 20 & exit 3; }; exec sleep 15"});
+  CHECK(job.finish(10).exit_code == 3);
+  job.wait_until_nothing_is_left();
+}
+
 TEST_CASE("a rank that ends with success before it joins is named at once, if another one waits for it") {
   // Rank 0 shows on the launcher's board that it joins, as zerorun::connect() does.
   const std::string joins =
