@@ -181,7 +181,7 @@ UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port
     }
     std::this_thread::sleep_for(kRetry);
   } while (Clock::now() < deadline && is_wanted());
-  throw Error(
+  throw NoLauncher(
       "cannot connect to the launcher of the job (" + failures + "): " +
       (reached
            ? "what listens there belongs to another job or another program; give all launchers of a job the "
