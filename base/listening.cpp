@@ -42,7 +42,7 @@ std::string in_use_by(const std::string& holder) {
 // `error`: the errno of bind() or listen().
 [[noreturn]] void refuse(const std::string& address, int port, int error) {
   if (error == EADDRINUSE) {
-    const std::string holder = listener_on(port);
+    const std::string holder = listener_on(address, port);
     refuse<PortTaken>(address, port, in_use_by(holder.empty() ? "another job or another program" : holder));
   }
   refuse(address, port,
