@@ -99,8 +99,12 @@ Endpoint parse_endpoint(const std::string& text) {
 }
 
 bool is_own_address(const std::string& address) {
-  const Route route = route_to(address);
-  return is_loopback(route.remote) || route.local == route.remote;
+  try {
+    const Route route = route_to(address);
+    return is_loopback(route.remote) || route.local == route.remote;
+  } catch (const CommError&) {
+    return false;  // another host's name, which may become known while this launcher tries to join
+  }
 }
 
 // The address and port where the launchers meet, if the user has started one on each host.

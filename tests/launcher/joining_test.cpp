@@ -167,6 +167,20 @@ TEST_CASE("a launcher that joins says why it is not the first one") {
                              Contains("the port is in use, by process "));
 }
 
+TEST_CASE("a launcher that joins waits for a name to become known, and then says that it is not") {
+  for (const bool numbered : {false, true}) {
+    Setup one = setup({"--rdzv_endpoint", "nope.invalid", "--timeout", "2"}, "true");
+    if (numbered) one.options.insert(one.options.end(), {"--node_rank", "1"});
+    Launched job(one);
+    const auto start = std::chrono::steady_clock::now();
+    const Result result = job.finish();
+    CHECK(std::chrono::steady_clock::now() - start > std::chrono::milliseconds(1500));
+    CHECK(result.exit_code == 1);
+    CHECK_THAT(result.err, Contains("nope.invalid:29500: ") && Contains("this host does not know the name") &&
+                               !Contains("firewall"));
+  }
+}
+
 TEST_CASE("what another host sends does not reach the terminal as control characters") {
   const std::string number = port();
   Launched first(
