@@ -260,16 +260,18 @@ void Job::handle_rank_end(int rank) {
   begin_ending(was_user_mistake(status) ? milliseconds(0) : plan_.failure_grace);
 }
 
-// A rank that has ended with success, and has not joined where another rank waits for all.
+// A rank that has ended with success, and has not joined where another rank waits for all. A rank that waits
+// for fewer, because the program has set another WORLD_SIZE, may wait without it.
 void Job::look_for_missing_rank() {
   const auto has_ended = [](const Rank& rank) { return rank.status && succeeded(*rank.status); };
   int missing = -1, waiting = -1;
   for (size_t first = 0; first < ranks_.size() && missing < 0; ++first) {
     if (!has_ended(ranks_[first])) continue;
-    const uint32_t done = plan_.board.joins(static_cast<int>(first));
+    const uint32_t done = plan_.board.joins(static_cast<int>(first)).number;
     for (size_t other = 0; other < ranks_.size() && missing < 0; ++other) {
-      const uint32_t joins = plan_.board.joins(static_cast<int>(other));
-      if (ranks_[other].status || joins % 2 == 0 || joins <= done) continue;
+      const Joins joins = plan_.board.joins(static_cast<int>(other));
+      const bool waits_for_all = joins.number % 2 == 1 && joins.world_size >= plan_.world_size;
+      if (ranks_[other].status || !waits_for_all || joins.number <= done) continue;
       missing = static_cast<int>(first);
       waiting = static_cast<int>(other);
     }

@@ -33,6 +33,7 @@ struct JobPlan {
   std::vector<std::vector<std::string>> environments;  // one per rank of this host
   std::vector<CoreBinding> bindings;                   // one per rank, or empty: not bound to cores
   int first_rank = 0;                                  // of this host
+  uint32_t world_size = 1;                             // ranks of the whole job
   UniqueFd listening;                                  // socket for rank 0, named in its environment
   std::chrono::milliseconds grace{3000};               // between SIGTERM and SIGKILL after an interruption
   std::chrono::milliseconds failure_grace{3000};       // between SIGTERM and SIGKILL after a rank has failed

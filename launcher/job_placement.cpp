@@ -1,6 +1,7 @@
 #include "launcher/job_placement.h"
 
 #include <algorithm>
+#include <cctype>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -88,7 +89,7 @@ std::vector<Node> equal_nodes(const LaunchOptions& options) {
 }
 
 std::optional<int> find_node(const LaunchOptions& options, const Placement& placement,
-                             const std::string& hostname) {
+                             const ThisMachine& machine) {
   const int nodes = static_cast<int>(placement.nodes().size());
   if (options.node_rank) {
     if (*options.node_rank < nodes) return *options.node_rank;
@@ -97,7 +98,9 @@ std::optional<int> find_node(const LaunchOptions& options, const Placement& plac
                     ", numbered from 0 (--num_nodes, or --hostfile)");
   }
   for (int node = 0; node < nodes; ++node) {
-    if (is_this_machine(placement.nodes()[node].host, hostname)) return node;
+    const std::string& host = placement.nodes()[node].host;
+    if (is_this_machine(host, machine.hostname) || std::ranges::count(machine.addresses, host) > 0)
+      return node;
   }
   return std::nullopt;
 }
@@ -123,7 +126,7 @@ JobPlacement place_job(const LaunchOptions& given, const std::optional<std::vect
   Placement placement(hosts      ? select(options, *hosts)
                       : one_host ? this_machine_only(options, machine)
                                  : equal_nodes(options));
-  const std::optional<int> node = find_node(options, placement, machine.hostname);
+  const std::optional<int> node = find_node(options, placement, machine);
   return {std::move(placement), node};
 }
 
@@ -139,8 +142,11 @@ std::string visible_devices(bool slots_named, const std::vector<int>& slots, con
 }
 
 bool is_this_machine(const std::string& host, const std::string& hostname) {
-  return host == kLocalhost || host == "127.0.0.1" || host == hostname ||
-         host == hostname.substr(0, hostname.find('.'));
+  const auto is = [&](const std::string& name) {
+    return std::ranges::equal(host, name, {}, ::tolower, ::tolower);
+  };
+  return is(kLocalhost) || host == "127.0.0.1" || host == "::1" || is(hostname) ||
+         is(hostname.substr(0, hostname.find('.')));
 }
 
 std::vector<std::string> split_list(const std::string& list) {

@@ -219,7 +219,7 @@ struct Placed {
 
 Placed place(const LaunchOptions& options, const std::optional<Hosts>& hosts = {}, int gpus = 0,
              const std::string& visible = "") {
-  const ThisMachine machine = {"node7.example.org", gpus, visible};
+  const ThisMachine machine = {"node7.example.org", gpus, visible, 1, {"127.0.0.1", "192.0.2.7"}};
   const JobPlacement job = place_job(options, hosts, machine);
   NodeOrder order;
   order.nodes = job.placement.nodes();
@@ -296,6 +296,9 @@ TEST_CASE("with a hostfile, each launcher runs its host's ranks") {
   CHECK_THROWS_WITH(place(node(2), hosts), Contains("--node_rank 2: the job has 2 hosts"));
   CHECK(place({}, hosts) == Placed{both, std::nullopt, ""});
   CHECK(place(include("b"), hosts) == Placed{{{"b", {0, 1}}}, std::nullopt, ""});
+  for (const char* name : {"NODE7", "Node7.Example.org", "::1", "LOCALHOST", "192.0.2.7"})
+    CHECK(place({}, Hosts{{"a", 1}, {name, 1}}).node == 1);
+  CHECK(place({}, Hosts{{"a", 1}, {"192.0.2.70", 1}}).node == std::nullopt);
   CHECK(place({}, Hosts{{"a", 1}, {"node7", 1}}) == Placed{{{"a", {0}}, {"node7", {0}}}, 1, ""});
   CHECK_THROWS_WITH(place(node(1), hosts, 1), Contains("slot 1 does not exist: this machine has 1 GPU,"));
 }
