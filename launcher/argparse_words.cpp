@@ -30,28 +30,30 @@ bool means_not_given(const CLI::Option& option, const std::string& value) {
 
 std::vector<std::string> as_argparse_reads(const CLI::App& app, int argc, const char* const* argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
-  for (size_t i = 0; i < words.size() && words[i].starts_with("-") && words[i] != "--"; ++i) {
+  for (size_t i = 0; i < words.size() && words[i].starts_with("-") && words[i] != "--";) {
     const size_t equals = words[i].find('=');
     const std::string name = words[i].substr(0, equals);
     const CLI::Option* option = app.get_option_no_throw(name);
-    if (option == nullptr) continue;
-    if (option->get_items_expected_max() == 0) {
-      if (equals + 1 == words[i].size()) throw UserError(name + " takes no value: write it without =");
+    if (option == nullptr || option->get_items_expected_max() == 0) {
+      if (option != nullptr && equals + 1 == words[i].size())
+        throw UserError(name + " takes no value: write it without =");
+      ++i;
       continue;
     }
+    const auto word = words.begin() + static_cast<ptrdiff_t>(i);
     if (equals != std::string::npos) {
       const std::string value = words[i].substr(equals + 1);
-      words[i] = name;
-      words.insert(words.begin() + static_cast<ptrdiff_t>(i) + 1, value);
+      *word = name;
+      words.insert(word + 1, value);
     } else if (i + 1 < words.size() && is_option(words[i + 1]) && name != "--launcher_args") {
       throw UserError(name + ": expected a value, found '" + words[i + 1] +
                       "'; if that is the value, write " + name + "=" + words[i + 1]);
     }
     if (i + 1 < words.size() && means_not_given(*option, words[i + 1])) {
-      words.erase(words.begin() + static_cast<ptrdiff_t>(i), words.begin() + static_cast<ptrdiff_t>(i) + 2);
-      --i;
+      const auto first = words.begin() + static_cast<ptrdiff_t>(i);
+      words.erase(first, first + 2);
     } else {
-      ++i;
+      i += 2;
     }
   }
   return words;

@@ -142,7 +142,8 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
           ->type_name("N")
           ->check(checks::count_of_ranks({"gpu", "cpu", "auto"}));
   CLI::Option* nodes =
-      app.add_option("--num_nodes,--nnodes", values.nodes, "Hosts: the first N of the hostfile")
+      app.add_option("--num_nodes,--nnodes", values.nodes,
+                     "Hosts: the first N of the hostfile; without a hostfile 1 unless it is given")
           ->type_name("N")
           ->transform(checks::count_of_hosts());
   include->excludes(exclude)->excludes(ranks)->excludes(nodes);
