@@ -33,12 +33,13 @@ Count& count() {
   return all;
 }
 
-void show(int local_rank, const Count& joins) {
+void show(int local_rank, int world_size, const Count& count) {
   const char* path = std::getenv(kBoardVariable);
   if (path == nullptr || *path == '\0') return;
   const UniqueFd fd(::open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.is_open() || !is_board(fd.get())) return;
-  const uint32_t value = 2 * joins.begun - (joins.begun > joins.ended ? 1 : 0);
+  const Joins value = {2 * count.begun - (count.begun > count.ended ? 1 : 0),
+                       static_cast<uint32_t>(world_size)};
   // A failure only means that the launcher does not see this rank.
   [[maybe_unused]] const ssize_t written =
       ::pwrite(fd.get(), &value, sizeof value, static_cast<off_t>(sizeof value) * local_rank);
@@ -47,7 +48,7 @@ void show(int local_rank, const Count& joins) {
 }  // namespace
 
 JoinBoard::JoinBoard(int ranks) : file_(::memfd_create(kName, MFD_CLOEXEC)) {
-  if (file_.is_open() && ::ftruncate(file_.get(), static_cast<off_t>(sizeof(uint32_t)) * ranks) != 0)
+  if (file_.is_open() && ::ftruncate(file_.get(), static_cast<off_t>(sizeof(Joins)) * ranks) != 0)
     file_.reset();
 }
 
@@ -56,22 +57,22 @@ std::string JoinBoard::path() const {
   return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(file_.get());
 }
 
-uint32_t JoinBoard::joins(int local_rank) const {
-  uint32_t value = 0;
+Joins JoinBoard::joins(int local_rank) const {
+  Joins value;
   const off_t place = static_cast<off_t>(sizeof value) * local_rank;
-  return ::pread(file_.get(), &value, sizeof value, place) == sizeof value ? value : 0;
+  return ::pread(file_.get(), &value, sizeof value, place) == sizeof value ? value : Joins{};
 }
 
-Joining::Joining(int local_rank) : local_rank_(local_rank) {
+Joining::Joining(int local_rank, int world_size) : local_rank_(local_rank), world_size_(world_size) {
   const std::lock_guard lock(count().mutex);
   ++count().begun;
-  show(local_rank_, count());
+  show(local_rank_, world_size_, count());
 }
 
 Joining::~Joining() {
   const std::lock_guard lock(count().mutex);
   ++count().ended;
-  show(local_rank_, count());
+  show(local_rank_, world_size_, count());
 }
 
 }  // namespace zerorun

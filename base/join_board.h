@@ -1,5 +1,5 @@
 // Shows the launcher which ranks of its host wait for others to join, so that it can end a job in which one
-// of them has ended without joining. One number for each rank of the host, in an anonymous memory file of the
+// of them has ended without joining. One entry for each rank of the host, in an anonymous memory file of the
 // launcher: ranks find it by a path in their environment, so it reaches them through any wrapper.
 #pragma once
 
@@ -13,6 +13,12 @@ namespace zerorun {
 /// The environment variable with the path of the launcher's board.
 inline constexpr char kBoardVariable[] = "ZERORUN_BOARD";
 
+/// What the board shows of one rank.
+struct Joins {
+  uint32_t number = 0;      // of joins that it has completed, times two, plus 1 while it joins
+  uint32_t world_size = 0;  // of its last join: how many ranks it waits for
+};
+
 /// The launcher's side. Any thread.
 class JoinBoard {
  public:
@@ -22,8 +28,7 @@ class JoinBoard {
 
   /// The path for kBoardVariable; empty if there is no board.
   std::string path() const;
-  /// The number of joins that this rank of the host has completed, times two, plus 1 while it joins.
-  uint32_t joins(int local_rank) const;
+  Joins joins(int local_rank) const;
 
  private:
   UniqueFd file_;
@@ -33,13 +38,13 @@ class JoinBoard {
 /// Any thread.
 class Joining {
  public:
-  explicit Joining(int local_rank);
+  Joining(int local_rank, int world_size);
   ~Joining();
   Joining(const Joining&) = delete;
   Joining& operator=(const Joining&) = delete;
 
  private:
-  int local_rank_;
+  int local_rank_, world_size_;
 };
 
 }  // namespace zerorun

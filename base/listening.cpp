@@ -27,8 +27,9 @@ namespace {
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
+template <typename Refusal = UserError>
 [[noreturn]] void refuse(const std::string& address, int port, const std::string& reason) {
-  throw UserError(
+  throw Refusal(
       "cannot listen on " + (address.empty() ? "any address" : address) + ":" + std::to_string(port) +
       ", where the ranks are to meet (--master_addr, --master_port; MASTER_ADDR, MASTER_PORT): " + reason);
 }
@@ -38,14 +39,16 @@ std::string in_use_by(const std::string& holder) {
          "; choose another --master_port, or leave it out to get a free one";
 }
 
-std::string remedy(int error, int port) {
+// `error`: the errno of bind() or listen().
+[[noreturn]] void refuse(const std::string& address, int port, int error) {
   if (error == EADDRINUSE) {
-    const std::string holder = listener_on(port);
-    return in_use_by(holder.empty() ? "another job or another program" : holder);
+    const std::string holder = listener_on(address, port);
+    refuse<PortTaken>(address, port, in_use_by(holder.empty() ? "another job or another program" : holder));
   }
-  if (error == EADDRNOTAVAIL) return "the address is not this machine's; give one that is";
-  if (error == EACCES) return "the system gives this port only to root; choose one from 1024 on";
-  return std::strerror(error);
+  refuse(address, port,
+         error == EADDRNOTAVAIL ? "the address is not this machine's; give one that is"
+         : error == EACCES      ? "the system gives this port only to root; choose one from 1024 on"
+                                : std::strerror(error));
 }
 
 Addresses resolve(const std::string& address, int family, int port) {
@@ -110,7 +113,7 @@ ListeningSocket open_on(const std::string& address, int port, Then then) {
       return {std::move(fd), chosen, {}};
     }
   }
-  refuse(address, port, remedy(error, port));
+  refuse(address, port, error);
 }
 
 }  // namespace
@@ -161,16 +164,14 @@ ListeningSocket reserve_port(const std::string& address, int port) {
     }
     if (error != EADDRINUSE) refuse(address, reserved.port, std::strerror(error));
     const std::string holder = holder_of_abstract_name(name);
-    refuse(address, reserved.port, in_use_by("another job" + (holder.empty() ? "" : ", " + holder)));
+    refuse<PortTaken>(address, reserved.port,
+                      in_use_by("another job" + (holder.empty() ? "" : ", " + holder)));
   }
 }
 
 ListeningSocket listen_as_first(const std::string& address, int port) {
   ListeningSocket reserved = reserve_port(address, port);
-  if (listen(reserved.fd.get(), SOMAXCONN) != 0) {
-    const int error = errno;
-    refuse(address, reserved.port, remedy(error, reserved.port));
-  }
+  if (listen(reserved.fd.get(), SOMAXCONN) != 0) refuse(address, reserved.port, errno);
   return reserved;
 }
 

@@ -6,9 +6,15 @@
 
 #include <string>
 
+#include "base/error.h"
 #include "base/unique_fd.h"
 
 namespace zerorun {
+
+/// Thrown by the functions here if the port is in use.
+struct PortTaken : UserError {
+  using UserError::UserError;
+};
 
 /// The environment variable that holds the descriptor of the launcher's socket, for rank 0.
 inline constexpr char kListenVariable[] = "ZERORUN_LISTEN_FD";
@@ -20,7 +26,8 @@ struct ListeningSocket {
 };
 
 /// Listens on `port` (0: a free port) of `address`, a host name or IP address of this machine (empty: all of
-/// its interfaces). Throws UserError if the port is in use or the address does not belong to this machine.
+/// its interfaces). Throws PortTaken, or UserError, for example if the address does not belong to this
+/// machine.
 ListeningSocket listen_on(const std::string& address, int port);
 
 /// Like listen_on(), but only binds the socket and does not listen. Another socket can bind the port and

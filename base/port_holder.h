@@ -5,9 +5,10 @@
 
 namespace zerorun {
 
-/// The process that listens on the TCP port, such as "process 12 (python3) of user anna". Only "a process of
+/// The process that listens on the TCP port of `address`, numeric or a name of this host, or of all addresses
+/// (empty: of any address), such as "process 12 (python3) of user anna". Only "a process of
 /// user anna" if this process may not look into that one. Empty if nobody listens or /proc cannot be read.
-std::string listener_on(int port);
+std::string listener_on(const std::string& address, int port);
 
 /// Likewise the process with the Unix socket of this name in the abstract namespace; empty also if this
 /// process may not look into that one.

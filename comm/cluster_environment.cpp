@@ -238,9 +238,9 @@ void take_given_address(const Variables& variables, const Names& names, ClusterR
 // is one process, has it too.
 constexpr std::array kRankVariables = {
     "PMI_RANK",    "PMIX_RANK",   "MV2_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID",
-    "PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK",      "JSM_NAMESPACE_RANK"};
-constexpr std::array kSizeVariables = {"PMI_SIZE", "MV2_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE",
-                                       "JSM_NAMESPACE_SIZE"};
+    "PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK",      "JSM_NAMESPACE_RANK",   "HOROVOD_RANK"};
+constexpr std::array kSizeVariables = {"PMI_SIZE",           "MV2_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE",
+                                       "JSM_NAMESPACE_SIZE", "HOROVOD_SIZE",        "FLUX_JOB_SIZE"};
 
 }  // namespace
 
@@ -261,6 +261,8 @@ void refuse_unknown_launcher(const Variables& variables) {
   };
   for (const char* name : kRankVariables) check(name, 0);
   for (const char* name : kSizeVariables) check(name, 1);
+  // A step of srun whose ranks have lost their numbers on the way, for example in a container.
+  if (!variables.has(kSlurm.rank)) check(kSlurm.world_size, 1);
 }
 
 HostFacts HostFacts::of_this_host() {

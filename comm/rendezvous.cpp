@@ -111,7 +111,7 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
     communicator = make_thread_communicators(1, environment.timeout).front();
   } else {
     const Deadline deadline(environment.timeout);
-    const Joining joining(environment.local_rank);
+    const Joining joining(environment.local_rank, environment.world_size);
     const Joined joined = join_store(environment, on_cuda ? kOnCuda : kOnCpu, deadline);
     store = joined.store;
     on_cuda = all_on_cuda(environment, joined, deadline);

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/listening.h"
+#include "base/log.h"
 #include "base/process.h"
 #include "base/random_bits.h"
 #include "base/route.h"
@@ -101,23 +102,28 @@ void check_job(const std::string& text, const std::string& own, const Environmen
                   "to get a free one), and all ranks of a job the same WORLD_SIZE and ZERORUN_JOB");
 }
 
-// c10d would try again until the deadline, and its error does not say that the name is unknown or that no
-// interface leads there. Throws CommError that says so, after some seconds: a name service may have a pause.
+// c10d's error does not say that the name is unknown or that no interface leads there. Throws CommError that
+// says so. The name of rank 0's host may become known late, when a scheduler starts that host: the other
+// ranks warn after some seconds and try again until the deadline. Rank 0 knows its own name, or has a short
+// pause of its name service.
 void check_route(const Environment& environment, const Deadline& deadline) {
   constexpr std::chrono::seconds kPatience(5);
   constexpr std::chrono::milliseconds kPause(200);
-  const auto end = std::min(Deadline::Clock::now() + kPatience, deadline.end());
-  for (;;) {
+  const auto soon = std::min(Deadline::Clock::now() + kPatience, deadline.end());
+  const auto end = environment.rank == 0 ? soon : deadline.end();
+  for (bool warned = false;; std::this_thread::sleep_for(kPause)) {
     try {
       route_to(environment.master_addr);
       return;
     } catch (const CommError& error) {
-      if (Deadline::Clock::now() + kPause >= end) {
-        throw CommError("rank " + std::to_string(environment.rank) + ": " + error.what() +
-                        "; give an address of rank 0's host that this host knows (--master_addr)");
-      }
+      const std::string text = std::string(error.what()) +
+                               "; give an address of rank 0's host that this host knows (--master_addr)";
+      const auto next = Deadline::Clock::now() + kPause;
+      if (next >= end) throw CommError(text);
+      if (next < soon || warned) continue;
+      warned = true;
+      log_warning("rank " + std::to_string(environment.rank) + " tries again until the deadline: " + text);
     }
-    std::this_thread::sleep_for(kPause);
   }
 }
 

@@ -33,12 +33,27 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size) {
   return config;
 }
 
+void report_foreign_file(const ForeignFile& foreign, Diagnostics& diagnostics) {
+  diagnostics.report({{}, "", "a ds_config.json", std::string(foreign.name), std::string(foreign.remedy)});
+}
+
 // If the text has errors because it is another program's file, reports that as the first error.
 void note_foreign_file(std::string_view text, Diagnostics& diagnostics) {
   if (!diagnostics.any(Severity::error)) return;
   const ForeignFile* foreign = recognise_foreign_file(text);
-  if (foreign == nullptr) return;
-  diagnostics.report({{}, "", "a ds_config.json", std::string(foreign->name), std::string(foreign->remedy)});
+  if (foreign != nullptr) report_foreign_file(*foreign, diagnostics);
+}
+
+// Another program's file that is no JSON gets only the error that says so.
+std::optional<Value> read(std::string_view text, Diagnostics& diagnostics) {
+  const ForeignFile* foreign = recognise_foreign_file(text);
+  if (foreign != nullptr && text[text.find_first_not_of(" \t\r\n")] != '{') {
+    report_foreign_file(*foreign, diagnostics);
+    return std::nullopt;
+  }
+  std::optional<Value> document = read_document(text, diagnostics);
+  if (!document) note_foreign_file(text, diagnostics);
+  return document;
 }
 
 }  // namespace
@@ -59,11 +74,8 @@ void Resolution::warn(std::string_view path, std::string_view text) const {
 
 CheckedConfig check_config(std::string_view text, const std::string& origin, const CheckOptions& options) {
   CheckedConfig checked{{}, Diagnostics(origin, text)};
-  const std::optional<Value> document = read_document(text, checked.diagnostics);
-  if (!document) {
-    note_foreign_file(text, checked.diagnostics);
-    return checked;
-  }
+  const std::optional<Value> document = read(text, checked.diagnostics);
+  if (!document) return checked;
   checked.settings = read_settings(
       *document, {.purpose = Purpose::check, .hidden_size = options.hidden_size, .compat = options.compat},
       checked.diagnostics);
@@ -78,11 +90,8 @@ Config parse(std::string_view text, const std::string& origin, const LoadOptions
   ZR_CHECK(options.world_size >= 1, "world size " + std::to_string(options.world_size));
   check_automatic_options(options);
   Diagnostics diagnostics(origin, text);
-  const std::optional<Value> document = read_document(text, diagnostics);
-  if (!document) {
-    note_foreign_file(text, diagnostics);
-    diagnostics.throw_if_any();
-  }
+  const std::optional<Value> document = read(text, diagnostics);
+  if (!document) diagnostics.throw_if_any();
   Settings settings = read_settings(
       *document,
       {.purpose = Purpose::run, .arguments = options.arguments, .hidden_size = options.hidden_size},

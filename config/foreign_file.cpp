@@ -1,16 +1,22 @@
 #include "config/foreign_file.h"
 
 #include <array>
-#include <cctype>
 
 namespace zerorun::config {
 namespace {
 
-// Whether `text` has this key, as JSON ("key":) or YAML (key: at the start of a line).
+// Whether `text` has this key at its top level, as JSON ("key": within one brace) or YAML (key: at the start
+// of a line).
 bool text_has_key(std::string_view text, std::string_view key) {
-  const auto is_part = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
-  for (size_t at = text.find(key); at != std::string_view::npos; at = text.find(key, at + 1)) {
-    if (at > 0 && is_part(text[at - 1])) continue;
+  int depth = 0;
+  bool quoted = false;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const char before = at > 0 ? text[at - 1] : '\n';
+    if (text[at] == '"' && before != '\\') quoted = !quoted;
+    if (!quoted) depth += std::string_view("{[").find(text[at]) != std::string_view::npos;
+    if (!quoted) depth -= std::string_view("}]").find(text[at]) != std::string_view::npos;
+    const bool at_top = depth == 0 ? before == '\n' : depth == 1 && before == '"';
+    if (!at_top || !text.substr(at).starts_with(key)) continue;
     size_t end = at + key.size();
     if (end < text.size() && text[end] == '"') ++end;
     while (end < text.size() && text[end] == ' ') ++end;

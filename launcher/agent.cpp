@@ -178,9 +178,13 @@ int join_job(const JoinPlan& plan, int argc, char** argv) {
   NodeOrder order = plan.order;
   order.node = decode<NodeOrder>(link.wait_for(FrameType::order, deadline, "the order for this host")).node;
   // Node 0 is the first launcher itself.
-  if (order.node < 1 || order.node >= static_cast<int>(order.nodes.size())) {
+  const bool numbered = plan.hello.node >= 0;
+  const int lowest = numbered ? plan.hello.node : 1;
+  const int highest = numbered ? plan.hello.node : static_cast<int>(order.nodes.size()) - 1;
+  if (order.node < lowest || order.node > highest) {
     throw Error("the launcher of node 0 sent the number " + std::to_string(order.node) +
-                " for this node: expected 1 to " + std::to_string(order.nodes.size() - 1));
+                " for this node: expected " + std::to_string(lowest) +
+                (numbered ? ", that of --node_rank" : " to " + std::to_string(highest)));
   }
   Console console(rank_labels(order.nodes, order.node), plan.quiet);
   const NodeResult result =

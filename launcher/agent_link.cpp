@@ -1,9 +1,13 @@
 #include "launcher/agent_link.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
+#include <limits>
+#include <system_error>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "launcher/heartbeat.h"
 
 namespace zerorun::launcher {
@@ -16,6 +20,16 @@ using std::chrono::milliseconds;
 constexpr size_t kMostUntaken = 1 << 20;
 // Ranks whose launcher is lost get only a short grace period, because nobody waits for their results.
 constexpr milliseconds kLostGrace(1000);
+
+// The frame's payload, a number from 0 to `highest`.
+int64_t number_in(const Frame& frame, int64_t highest) {
+  int64_t value = -1;
+  const char* end = frame.payload.data() + frame.payload.size();
+  const auto [last, error] = std::from_chars(frame.payload.data(), end, value);
+  if (error == std::errc() && last == end && value >= 0 && value <= highest) return value;
+  throw Error("the launcher sent '" + printable(frame.payload) + "': expected a number from 0 to " +
+              std::to_string(highest));
+}
 
 }  // namespace
 
@@ -39,9 +53,9 @@ void AgentLink::beat() {
 
 void AgentLink::handle(const Frame& frame) {
   if (frame.type == FrameType::end) {
-    order_to_end_ = milliseconds(std::stoll(frame.payload));
+    order_to_end_ = milliseconds(number_in(frame, kLongestGrace.count()));
   } else if (frame.type == FrameType::read) {
-    untaken_ -= std::min<size_t>(untaken_, std::stoull(frame.payload));
+    untaken_ -= std::min<size_t>(untaken_, number_in(frame, std::numeric_limits<int64_t>::max()));
   }
 }
 
@@ -68,7 +82,7 @@ std::string AgentLink::wait_for(FrameType type, Clock::time_point deadline, cons
     socket_.service();
     while (std::optional<Frame> frame = socket_.next()) {
       if (frame->type == type) return frame->payload;
-      if (frame->type == FrameType::refusal) throw UserError(frame->payload);
+      if (frame->type == FrameType::refusal) throw UserError(printable(frame->payload));
       if (frame->type == FrameType::end) throw Error("the launcher ended the job before its ranks started");
       handle(*frame);
     }

@@ -25,6 +25,7 @@ class AgentLink : public JobControl {
   }
   void service() override;
   std::optional<std::chrono::milliseconds> take_order_to_end() override;
+  bool must_end() const override { return order_to_end_.has_value(); }
   void report(const RankFailure& failure) override { send(FrameType::failure, encode(failure)); }
   void report_stopped(int rank, const std::string& description) override {
     send(FrameType::stopped, encode(StoppedRank{rank, description}));

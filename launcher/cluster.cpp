@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -384,7 +385,7 @@ void Cluster::finish() {
   wait_for_starters(kStarterPatience);
   starters_.signal_all(SIGKILL);
   wait_for_starters(kAgentKillPatience);
-  starters_.end_orphans();
+  end_orphans();
   for (const std::string& line : stopped_) console_.notice(line);
   if (failure_) {
     for (const std::string& line : failure_->lines) console_.notice(line);
@@ -410,6 +411,23 @@ void Cluster::wait_for_starters(milliseconds patience) {
     pollfd entry = {signals_.fd(), POLLIN, 0};
     ::poll(&entry, 1, static_cast<int>(kClusterTick.count()));
     handle_signals();
+  }
+}
+
+// If the agent of this host was killed, its orphans have become orphans of this process.
+void Cluster::end_orphans() {
+  for (const int signal : {SIGTERM, SIGKILL}) {
+    const Clock::time_point end = Clock::now() + kAgentKillPatience;
+    std::set<pid_t> signalled;
+    for (std::vector<pid_t> left = starters_.orphans(); Clock::now() < end; left = starters_.orphans()) {
+      if (left.empty()) return;
+      for (const pid_t orphan : left) {
+        if (signalled.insert(orphan).second) ::kill(orphan, signal);
+      }
+      pollfd entry = {signals_.fd(), POLLIN, 0};
+      ::poll(&entry, 1, static_cast<int>(kClusterTick.count()));
+      handle_signals();
+    }
   }
 }
 

@@ -93,6 +93,7 @@ class Cluster {
   void send_to_all(FrameType type, const std::string& payload);
   void finish();
   void wait_for_starters(std::chrono::milliseconds patience);
+  void end_orphans();
 
   bool all_connected() const;
   bool all_over() const;

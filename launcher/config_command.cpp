@@ -85,7 +85,7 @@ int check(const ConfigArguments& arguments) {
     try {
       text = config::read_config_file(file);
     } catch (const UserError& error) {  // go on with the other files
-      std::fprintf(stderr, "zerorun: %s\n", error.what());
+      std::fprintf(stderr, "zerorun: %s\n", printable(error.what(), "\n\t").c_str());
       total.add(config::Severity::error);
       list.push_back({{"file", file}, {"severity", "error"}, {"path", ""}, {"message", error.what()}});
       continue;
@@ -129,7 +129,7 @@ std::optional<config::CheckedConfig> accepted(const std::string& file, const Con
   if (!checked.refused()) return checked;
   for (const config::Diagnostic& diagnostic : checked.diagnostics.messages()) {
     if (diagnostic.severity != config::Severity::error) continue;
-    std::fprintf(stderr, "%s\n", checked.diagnostics.render(diagnostic).c_str());
+    std::fprintf(stderr, "%s\n", printable(checked.diagnostics.render(diagnostic), "\n\t").c_str());
   }
   return std::nullopt;
 }

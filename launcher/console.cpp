@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/printable.h"
+
 namespace zerorun::launcher {
 namespace {
 
@@ -39,7 +41,7 @@ void Console::close(int source, Stream stream) {
 }
 
 void Console::notice(const std::string& message) {
-  lines_.notice("zerorun: " + message);
+  lines_.notice("zerorun: " + printable(message, "\t"));
   take_and_write();
 }
 

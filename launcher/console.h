@@ -23,7 +23,8 @@ class Console : public JobOutput {
 
   void feed(int source, Stream stream, std::string_view bytes) override;
   void close(int source, Stream stream) override;
-  /// Prints "zerorun: `message`" on stderr, also if the console is quiet.
+  /// Prints "zerorun: `message`" on stderr, also if the console is quiet. Control characters, which another
+  /// host may have sent, become ?.
   void notice(const std::string& message) override;
   /// As notice(), but prints nothing if the console is quiet.
   void information(const std::string& message);

@@ -74,8 +74,6 @@ LaunchOptions parse(const std::vector<std::string>& arguments) {
   throw UserError("doctor: --version is an option of zerorun alone");
 }
 
-// The user's arguments, with defaults for the number of ranks, the device and the timeout if they are not
-// given.
 Request parse_request(int argc, const char* const* argv) {
   Request request;
   std::vector<std::string>& arguments = request.arguments;
@@ -91,19 +89,13 @@ Request parse_request(int argc, const char* const* argv) {
   if (given.dry_run) throw UserError("doctor: --dry_run has no meaning here: leave it out");
 
   const int gpus = inspect_machine(given.device).gpus;
-  const bool says_where = !given.hostfile.empty() || !given.include.empty() || !given.exclude.empty() ||
-                          given.ranks_per_node || given.nodes || given.node_rank;
-  if (!says_where && gpus == 0) {
-    arguments.insert(arguments.end(), {"--num_gpus", "2"});
-    if (given.device.empty()) arguments.insert(arguments.end(), {"--device", "cpu"});
-  }
-  if (!is_given(arguments, "--timeout")) arguments.insert(arguments.end(), {"--timeout", "30"});
+  arguments = with_doctor_defaults(std::move(arguments), given, gpus);
   arguments.insert(arguments.end(), program.begin(), program.end());
   request.options = parse(arguments);
   request.local_ranks = request.options.ranks_per_node.value_or(std::max(1, gpus));
   request.hosts = request.options.nodes.value_or(1);
-  if (!request.options.hostfile.empty())
-    request.hosts = static_cast<int>(read_hostfile(request.options.hostfile).size());
+  const std::string hostfile = choose_hostfile(request.options);
+  if (!hostfile.empty()) request.hosts = static_cast<int>(read_hostfile(hostfile).size());
   return request;
 }
 
@@ -183,6 +175,23 @@ void print_findings(const std::string& host, const doctor::Findings& findings, c
 }
 
 }  // namespace
+
+std::vector<std::string> with_doctor_defaults(std::vector<std::string> arguments, const LaunchOptions& given,
+                                              int gpus) {
+  const auto add = [&](const std::vector<std::string>& words) {
+    arguments.insert(arguments.end(), words.begin(), words.end());
+  };
+  const bool says_where = !given.hostfile.empty() || !given.include.empty() || !given.exclude.empty() ||
+                          given.ranks_per_node || given.nodes || given.node_rank || given.this_host_alone ||
+                          !given.rdzv_endpoint.empty();
+  if (!says_where) {
+    add({"--standalone"});
+    if (gpus == 0) add({"--num_gpus", "2"});
+    if (gpus == 0 && given.device.empty()) add({"--device", "cpu"});
+  }
+  if (!is_given(arguments, "--timeout")) add({"--timeout", "30"});
+  return arguments;
+}
 
 bool is_doctor_command(int argc, const char* const* argv) {
   return argc > 1 && argv[1] == std::string_view("doctor");

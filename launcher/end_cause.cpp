@@ -126,11 +126,12 @@ std::string describe_cause(const EndEvidence& evidence) {
   // If a program detects an error, it exits or calls abort(). Its last lines then say more than its wait
   // status.
   const bool gave_up = signal == 0 || signal == SIGABRT;
-  const auto exception = gave_up ? find_uncaught_exception(evidence.last_lines) : std::nullopt;
+  const auto exception = gave_up ? find_exception(evidence.last_lines) : std::nullopt;
+  std::vector<std::string> lines = evidence.last_lines;
   // The exception that ended the program is the reason, not what earlier lines say of an error that the
-  // program went on after.
-  const bool is_other = exception && !find_full_disk({*exception}) && !find_failed_allocation({*exception});
-  const std::vector<std::string> lines = is_other ? std::vector{*exception} : evidence.last_lines;
+  // program went on after. What comes after it is: then the program has gone on after the exception.
+  if (exception && !find_full_disk({exception->text}) && !find_failed_allocation({exception->text}))
+    lines.erase(lines.begin(), lines.begin() + static_cast<ptrdiff_t>(exception->next_line));
   if (gave_up || signal == SIGBUS) {
     const std::string cause = cause_of_disk(evidence, lines);
     if (!cause.empty()) return cause;
@@ -138,7 +139,7 @@ std::string describe_cause(const EndEvidence& evidence) {
   if (gave_up) {
     if (const auto line = find_failed_allocation(lines))
       return "out of memory: an allocation failed (" + *line + ")" + kUseLessMemory;
-    if (exception) return "uncaught exception: " + *exception;
+    if (exception) return "uncaught exception: " + exception->text;
   }
   if (signal == SIGABRT) return cause_of_abort(evidence);
   if (signal != 0) return cause_of_signal(signal);

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -93,7 +94,8 @@ VariableList read_environment_files() {
   const char* home = std::getenv("HOME");
   for (const std::string& folder : {std::string(home != nullptr ? home : ""), std::string(".")}) {
     const std::string file = folder + "/" + name;
-    if (folder.empty() || !std::filesystem::exists(file)) continue;
+    std::error_code error;  // a home folder that this user may not search has no such file either
+    if (folder.empty() || !std::filesystem::exists(file, error)) continue;
     variables = merge_variables(variables, read_file(file));
     found = true;
   }

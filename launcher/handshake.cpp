@@ -98,25 +98,29 @@ bool greet(int fd, const Seal& ticket, Clock::time_point deadline) {
   return send_all(fd, code(ticket, "agent", numbers));
 }
 
-UniqueFd try_address(const std::string& name, int port, const Seal& ticket, std::string& failure) {
+struct Attempt {
+  UniqueFd fd;
+  std::string failure;  // if `fd` is not open
+  bool name_known = true;
+};
+
+Attempt try_address(const std::string& name, int port, const Seal& ticket) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* found = nullptr;
   const int error = getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0) {
-    failure = gai_strerror(error);
-    return {};
-  }
+  if (error != 0) return {{}, gai_strerror(error), false};
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(found, freeaddrinfo);
+  std::string failure;
   for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
     const Clock::time_point deadline = Clock::now() + kPatience;
     UniqueFd fd = connect_to(*one, deadline, failure);
     if (!fd.is_open()) continue;
-    if (greet(fd.get(), ticket, deadline)) return fd;
+    if (greet(fd.get(), ticket, deadline)) return {std::move(fd), {}};
     failure = kNotTheLauncher;
   }
-  return {};
+  return {{}, failure};
 }
 
 }  // namespace
@@ -170,24 +174,30 @@ UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port
                              Clock::time_point deadline, const std::function<bool()>& is_wanted) {
   std::string failures;
   bool reached = false;  // by a connection that another program answered
+  bool known = false;    // a name
   do {
     failures.clear();
+    known = false;
     for (const std::string& address : addresses) {
-      std::string failure;
-      UniqueFd fd = try_address(address, port, ticket, failure);
-      if (fd.is_open()) return fd;
-      reached = reached || failure == kNotTheLauncher;
-      failures += (failures.empty() ? "" : "; ") + address + ":" + std::to_string(port) + ": " + failure;
+      Attempt attempt = try_address(address, port, ticket);
+      if (attempt.fd.is_open()) return std::move(attempt.fd);
+      reached = reached || attempt.failure == kNotTheLauncher;
+      known = known || attempt.name_known;
+      failures +=
+          (failures.empty() ? "" : "; ") + address + ":" + std::to_string(port) + ": " + attempt.failure;
     }
     std::this_thread::sleep_for(kRetry);
   } while (Clock::now() < deadline && is_wanted());
-  throw Error(
+  throw NoLauncher(
       "cannot connect to the launcher of the job (" + failures + "): " +
       (reached
            ? "what listens there belongs to another job or another program; give all launchers of a job the "
              "same ZERORUN_JOB, --rdzv_id and port"
-           : "a firewall between the hosts must let this port through, and --master_addr or the hostfile "
-             "must name an address that this host reaches"));
+       : known
+           ? "a firewall between the hosts must let this port through, and --master_addr, --rdzv_endpoint or "
+             "the "
+             "hostfile must name an address that this host reaches"
+           : "this host does not know the name: give an address of the first launcher's host that it knows"));
 }
 
 }  // namespace zerorun::launcher

@@ -70,7 +70,8 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& file)
 }
 
 std::string choose_hostfile(const LaunchOptions& options, const std::string& usual) {
-  if (!options.hostfile.empty() || options.standalone || options.node_rank || !options.rdzv_endpoint.empty())
+  if (!options.hostfile.empty() || options.this_host_alone || options.node_rank ||
+      !options.rdzv_endpoint.empty())
     return options.hostfile;
   std::error_code error;
   return std::filesystem::is_regular_file(usual, error) ? usual : "";

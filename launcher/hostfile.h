@@ -27,7 +27,8 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& file)
 inline constexpr char kUsualHostfile[] = "/job/hostfile";
 
 /// The hostfile of a job: that of --hostfile, else `usual` if that is a file, unless the options say that the
-/// job is on this host (--standalone) or that the user starts a launcher on each host. Empty: none.
+/// job is on this host alone (--standalone and others) or that the user starts a launcher on each host.
+/// Empty: none.
 std::string choose_hostfile(const LaunchOptions& options, const std::string& usual = kUsualHostfile);
 
 /// Reads and parses `file`. Throws UserError if it cannot be read.

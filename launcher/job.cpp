@@ -1,6 +1,7 @@
 #include "launcher/job.h"
 
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -28,6 +29,8 @@ constexpr milliseconds kSameInterruption(100);
 // A rank that waits this long for one that has ended without joining will not see it join.
 constexpr milliseconds kMissingPatience(1000);
 constexpr milliseconds kMissingTick(250);
+// Helpers of a rank, such as Python's resource tracker, end by themselves within this time after the rank.
+constexpr milliseconds kHelperPatience(200);
 constexpr size_t kReadSize = 1 << 16;
 // Bounds drain(), because a process may fill a pipe as fast as drain() empties it. This many reads empty the
 // largest pipe that the system's default limits allow (1 MiB).
@@ -46,7 +49,7 @@ Job::Job(JobPlan plan, JobOutput& output, Signals& signals, const Guardian& guar
 
 Job::~Job() {
   if (phase_ == Phase::over) return;
-  signal_groups(SIGKILL);
+  kill_everything();
   for (const Rank& rank : ranks_) {
     if (!rank.status) ::waitpid(rank.process.pid, nullptr, 0);
   }
@@ -62,8 +65,11 @@ void Job::start_ranks() {
                            .inherited = plan_.listening.get(),
                            .binding = plan_.bindings.empty() ? nullptr : &plan_.bindings[rank]};
     if (control_ != nullptr) {
-      control_->service();
-      process.while_waiting = [this] { control_->service(); };
+      process.gives_up = [this] {
+        control_->service();
+        return control_->must_end();
+      };
+      if (process.gives_up()) return;
     }
     started.process = start_process(process, signals_, guardian_);
     ranks_.push_back(std::move(started));
@@ -75,17 +81,18 @@ int Job::run() {
   try {
     start_ranks();
   } catch (const Interrupted&) {
-    handle_signals();
   }
-  while (phase_ != Phase::over) {
-    wait_for_something();
-    handle_signals();
-    if (control_ != nullptr) obey_control();
-    if (output_.is_gone() && !interrupted_by_) handle_interruption(SIGPIPE);
-    enter_phase_that_is_due();
-  }
+  // start_process() may have read signals and orders, so they are handled before the first wait.
+  for (handle_events(); phase_ != Phase::over; handle_events()) wait_for_something();
   if (failure_) return std::max(1, exit_code_of(failure_->wait_status));
   return interrupted_by_ ? 128 + *interrupted_by_ : 0;
+}
+
+void Job::handle_events() {
+  handle_signals();
+  if (control_ != nullptr) obey_control();
+  if (output_.is_gone() && !interrupted_by_) handle_interruption(SIGPIPE);
+  enter_phase_that_is_due();
 }
 
 void Job::move_to(Phase phase) {
@@ -101,10 +108,15 @@ void Job::enter_phase_that_is_due() {
   const bool late = deadline_ && Clock::now() >= *deadline_;
   if (phase_ < Phase::flushing && all_ranks_ended() && all_groups_gone() && orphans().empty()) {
     begin_flushing();
-  } else if (phase_ == Phase::running && all_ranks_ended()) {
-    begin_ending(plan_.grace);  // no rank failed, but processes that ranks started still run
+  } else if (phase_ == Phase::running && all_ranks_ended() && !deadline_) {
+    deadline_ = Clock::now() + kHelperPatience;  // no rank failed, but processes that ranks started still run
+  } else if (phase_ == Phase::running && all_ranks_ended() && late) {
+    report_leftovers();
+    begin_ending(plan_.grace);
   } else if (phase_ == Phase::ending && late) {
     begin_killing();
+  } else if (phase_ == Phase::ending) {
+    end_new_orphans();
   } else if (phase_ == Phase::killing && !late) {
     // An orphan's own children become this process's children when it ends.
     for (const pid_t orphan : orphans()) ::kill(orphan, SIGKILL);
@@ -125,12 +137,13 @@ void Job::begin_ending(milliseconds grace) {
   deadline_ = Clock::now() + grace;
   signal_groups(SIGTERM);
   signal_groups(SIGCONT);  // a stopped process handles SIGTERM only when it continues
+  end_new_orphans();
 }
 
 void Job::begin_killing() {
   move_to(Phase::killing);
   deadline_ = Clock::now() + kKillPatience;
-  signal_groups(SIGKILL);
+  kill_everything();
 }
 
 void Job::begin_flushing() {
@@ -247,16 +260,18 @@ void Job::handle_rank_end(int rank) {
   begin_ending(was_user_mistake(status) ? milliseconds(0) : plan_.failure_grace);
 }
 
-// A rank that has ended with success, and has not joined where another rank waits for all.
+// A rank that has ended with success, and has not joined where another rank waits for all. A rank that waits
+// for fewer, because the program has set another WORLD_SIZE, may wait without it.
 void Job::look_for_missing_rank() {
   const auto has_ended = [](const Rank& rank) { return rank.status && succeeded(*rank.status); };
   int missing = -1, waiting = -1;
   for (size_t first = 0; first < ranks_.size() && missing < 0; ++first) {
     if (!has_ended(ranks_[first])) continue;
-    const uint32_t done = plan_.board.joins(static_cast<int>(first));
+    const uint32_t done = plan_.board.joins(static_cast<int>(first)).number;
     for (size_t other = 0; other < ranks_.size() && missing < 0; ++other) {
-      const uint32_t joins = plan_.board.joins(static_cast<int>(other));
-      if (ranks_[other].status || joins % 2 == 0 || joins <= done) continue;
+      const Joins joins = plan_.board.joins(static_cast<int>(other));
+      const bool waits_for_all = joins.number % 2 == 1 && joins.world_size >= plan_.world_size;
+      if (ranks_[other].status || !waits_for_all || joins.number <= done) continue;
       missing = static_cast<int>(first);
       waiting = static_cast<int>(other);
     }
@@ -300,12 +315,27 @@ void Job::look_for_empty_groups() {
   }
 }
 
-// Orphans are signalled too: they are part of the job, although they have left its process groups.
 void Job::signal_groups(int signal) {
   for (const Rank& rank : ranks_) {
     if (rank.group_exists) ::kill(-rank.process.pid, signal);
   }
-  for (const pid_t orphan : orphans()) ::kill(orphan, signal);
+}
+
+// Orphans are part of the job, although they have left its process groups. A process may become one at any
+// time, when its parent ends. Those in the group of a rank have got its signal.
+void Job::end_new_orphans() {
+  for (const pid_t orphan : orphans()) {
+    const pid_t group = ::getpgid(orphan);
+    const auto leads = [&](const Rank& rank) { return rank.group_exists && rank.process.pid == group; };
+    if (std::ranges::any_of(ranks_, leads) || !asked_to_end_.insert(orphan).second) continue;
+    ::kill(orphan, SIGTERM);
+    ::kill(orphan, SIGCONT);
+  }
+}
+
+void Job::kill_everything() {
+  signal_groups(SIGKILL);
+  for (const pid_t orphan : orphans()) ::kill(orphan, SIGKILL);
 }
 
 std::vector<pid_t> Job::orphans() const {
@@ -350,6 +380,14 @@ bool Job::all_groups_gone() const {
 
 std::string Job::name_of(size_t rank) const {
   return std::to_string(plan_.first_rank + rank);
+}
+
+void Job::report_leftovers() {
+  const size_t count = orphans().size();
+  if (count == 0) return;
+  output_.notice(std::to_string(count) +
+                 (count == 1 ? " process that a rank has" : " processes that ranks have") + " left behind " +
+                 (count == 1 ? "is" : "are") + " ended with the job");
 }
 
 void Job::report_survivors() {

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,7 @@ struct JobPlan {
   std::vector<std::vector<std::string>> environments;  // one per rank of this host
   std::vector<CoreBinding> bindings;                   // one per rank, or empty: not bound to cores
   int first_rank = 0;                                  // of this host
+  uint32_t world_size = 1;                             // ranks of the whole job
   UniqueFd listening;                                  // socket for rank 0, named in its environment
   std::chrono::milliseconds grace{3000};               // between SIGTERM and SIGKILL after an interruption
   std::chrono::milliseconds failure_grace{3000};       // between SIGTERM and SIGKILL after a rank has failed
@@ -83,6 +85,7 @@ class Job {
   void report_stopped_ranks();
 
   void wait_for_something();
+  void handle_events();
   void obey_control();
   void handle_signals();
   void handle_interruption(int signal);
@@ -91,6 +94,8 @@ class Job {
   void look_for_empty_groups();
   void look_for_missing_rank();
   void signal_groups(int signal);
+  void end_new_orphans();
+  void kill_everything();
   std::vector<pid_t> orphans() const;
 
   enum class ReadResult { some, nothing, end };
@@ -101,6 +106,7 @@ class Job {
   bool all_groups_gone() const;
   /// The rank's number in the job, as text. `rank`: its number on this host.
   std::string name_of(size_t rank) const;
+  void report_leftovers();
   void report_survivors();
   void report_failure();
 
@@ -115,6 +121,7 @@ class Job {
   std::optional<RankFailure> failure_;                  // of the rank that failed first
   std::optional<Clock::time_point> misses_rank_since_;  // ranks wait for one that ended without joining
   Orphans orphans_;
+  std::set<pid_t> asked_to_end_;  // orphans that have got SIGTERM
   OomCounts oom_before_;
   std::optional<int> interrupted_by_;
   Clock::time_point interrupted_at_;

@@ -24,6 +24,8 @@ class JobControl {
   /// Returns the time between SIGTERM and SIGKILL if an order to end the ranks of this host has arrived or
   /// the launcher is lost, else nothing. Returns each order once.
   virtual std::optional<std::chrono::milliseconds> take_order_to_end() = 0;
+  /// Whether take_order_to_end() would return an order.
+  virtual bool must_end() const = 0;
   virtual void report(const RankFailure& failure) = 0;
   /// Reports a rank that a signal or a debugger has stopped. `description`: from describe_stop().
   virtual void report_stopped(int rank, const std::string& description) = 0;

@@ -1,6 +1,7 @@
 #include "launcher/job_placement.h"
 
 #include <algorithm>
+#include <cctype>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -55,7 +56,9 @@ int ranks_of_kind(const std::string& kind, bool has_hostfile, const ThisMachine&
         "--num_gpus gpu: this machine has no GPU that may be used: give a number, or cpu for one rank "
         "on each processor");
   }
-  return kind == "cpu" || gpus == 0 ? machine.processors : gpus;
+  if (kind == "cpu" || (kind == "auto" && gpus == 0)) return machine.processors;
+  if (kind == "gpu" || kind == "auto") return gpus;
+  throw UserError("--num_gpus " + kind + ": expected a number, gpu, cpu or auto");
 }
 
 std::vector<Node> this_machine_only(LaunchOptions options, const ThisMachine& machine) {
@@ -74,12 +77,11 @@ std::vector<Node> this_machine_only(LaunchOptions options, const ThisMachine& ma
 }
 
 std::vector<Node> equal_nodes(const LaunchOptions& options) {
-  const auto demand = [](bool given, const std::string& option) {
-    if (!given) throw UserError("--node_rank or --rdzv_endpoint without a --hostfile needs " + option);
-  };
-  demand(!names_slots(options), "--num_nodes and --num_gpus instead of --include or --exclude");
-  demand(options.nodes.has_value(), "--num_nodes, the number of hosts");
-  demand(options.ranks_per_node.has_value(), "--num_gpus, the number of ranks on each host");
+  if (!options.ranks_per_node) {
+    throw UserError(
+        "--num_nodes " + std::to_string(*options.nodes) +
+        " without a --hostfile needs --num_gpus (--nproc_per_node), the number of ranks on each host");
+  }
   std::vector<Host> pool;
   for (int node = 0; node < *options.nodes; ++node)
     pool.push_back({"node " + std::to_string(node), *options.ranks_per_node});
@@ -87,15 +89,18 @@ std::vector<Node> equal_nodes(const LaunchOptions& options) {
 }
 
 std::optional<int> find_node(const LaunchOptions& options, const Placement& placement,
-                             const std::string& hostname) {
+                             const ThisMachine& machine) {
   const int nodes = static_cast<int>(placement.nodes().size());
   if (options.node_rank) {
     if (*options.node_rank < nodes) return *options.node_rank;
     throw UserError("--node_rank " + std::to_string(*options.node_rank) + ": the job has " +
-                    std::to_string(nodes) + (nodes == 1 ? " host" : " hosts") + ", numbered from 0");
+                    std::to_string(nodes) + (nodes == 1 ? " host" : " hosts") +
+                    ", numbered from 0 (--num_nodes, or --hostfile)");
   }
   for (int node = 0; node < nodes; ++node) {
-    if (is_this_machine(placement.nodes()[node].host, hostname)) return node;
+    const std::string& host = placement.nodes()[node].host;
+    if (is_this_machine(host, machine.hostname) || std::ranges::count(machine.addresses, host) > 0)
+      return node;
   }
   return std::nullopt;
 }
@@ -111,16 +116,17 @@ JobPlacement place_job(const LaunchOptions& given, const std::optional<std::vect
   LaunchOptions options = given;
   if (!given.ranks_by_kind.empty())
     options.ranks_per_node = ranks_of_kind(given.ranks_by_kind, hosts.has_value(), machine);
+  const bool one_host = options.nodes.value_or(1) == 1;
   const bool launchers_join = options.node_rank || !options.rdzv_endpoint.empty();
-  if (options.nodes.value_or(1) > 1 && !hosts && !launchers_join) {
+  if (!one_host && !hosts && !launchers_join) {
     throw UserError(
         "--num_nodes " + std::to_string(*options.nodes) +
         " needs a --hostfile that lists the hosts, or --node_rank or --rdzv_endpoint on each of them");
   }
-  Placement placement(hosts            ? select(options, *hosts)
-                      : launchers_join ? equal_nodes(options)
-                                       : this_machine_only(options, machine));
-  const std::optional<int> node = find_node(options, placement, machine.hostname);
+  Placement placement(hosts      ? select(options, *hosts)
+                      : one_host ? this_machine_only(options, machine)
+                                 : equal_nodes(options));
+  const std::optional<int> node = find_node(options, placement, machine);
   return {std::move(placement), node};
 }
 
@@ -136,8 +142,11 @@ std::string visible_devices(bool slots_named, const std::vector<int>& slots, con
 }
 
 bool is_this_machine(const std::string& host, const std::string& hostname) {
-  return host == kLocalhost || host == "127.0.0.1" || host == hostname ||
-         host == hostname.substr(0, hostname.find('.'));
+  const auto is = [&](const std::string& name) {
+    return std::ranges::equal(host, name, {}, ::tolower, ::tolower);
+  };
+  return is(kLocalhost) || host == "127.0.0.1" || host == "::1" || is(hostname) ||
+         is(hostname.substr(0, hostname.find('.')));
 }
 
 std::vector<std::string> split_list(const std::string& list) {

@@ -14,9 +14,10 @@ namespace zerorun::launcher {
 /// The facts about the launcher's machine on which the placement depends.
 struct ThisMachine {
   std::string hostname;
-  int gpus = 0;                 // GPUs that ranks may use; 0 if they train on the CPU
-  std::string visible_devices;  // CUDA_VISIBLE_DEVICES; empty if not set
-  int processors = 1;           // logical ones that are online
+  int gpus = 0;                             // GPUs that ranks may use; 0 if they train on the CPU
+  std::string visible_devices;              // CUDA_VISIBLE_DEVICES; empty if not set
+  int processors = 1;                       // logical ones that are online
+  std::vector<std::string> addresses = {};  // of its network interfaces, in numbers
 };
 
 struct JobPlacement {
@@ -34,7 +35,7 @@ std::string visible_devices(bool slots_named, const std::vector<int>& slots, con
 JobPlacement place_job(const LaunchOptions& given, const std::optional<std::vector<Host>>& hosts,
                        const ThisMachine& machine);
 
-/// Whether `host` is a name of the machine with this hostname.
+/// Whether `host` is a name of the machine with this hostname, in any case, or an address of every machine.
 bool is_this_machine(const std::string& host, const std::string& hostname);
 
 /// Entries of a list such as CUDA_VISIBLE_DEVICES.

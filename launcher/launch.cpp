@@ -99,8 +99,12 @@ Endpoint parse_endpoint(const std::string& text) {
 }
 
 bool is_own_address(const std::string& address) {
-  const Route route = route_to(address);
-  return is_loopback(route.remote) || route.local == route.remote;
+  try {
+    const Route route = route_to(address);
+    return is_loopback(route.remote) || route.local == route.remote;
+  } catch (const CommError&) {
+    return false;  // another host's name, which may become known while this launcher tries to join
+  }
 }
 
 // The address and port where the launchers meet, if the user has started one on each host.
@@ -154,7 +158,7 @@ NodeOrder make_order(const LaunchOptions& options, const JobPlacement& place,
   order.grace = options.grace;
   order.failure_grace = options.failure_grace;
   order.logs = options.logs;
-  order.logs.run = time_text() + "-" + std::to_string(::getpid());  // jobs may start in the same second
+  order.logs.run = time_text() + "-" + random_token().substr(0, 8);  // jobs may start in the same second
   order.bind_cores = options.bind_cores_to_rank;
   order.bind_core_list = options.bind_core_list;
   return order;
@@ -242,13 +246,14 @@ ClusterPlan plan_meeting(const LaunchOptions& options, const Endpoint& endpoint,
 }
 
 // Absent if the port is taken, usually by another launcher on this machine. Then this launcher joins the
-// other.
+// other. `taken`: gets the reason.
 std::optional<ClusterPlan> plan_first(const LaunchOptions& options, const Endpoint& endpoint,
-                                      const NodeOrder& order) {
+                                      const NodeOrder& order, std::string& taken) {
   try {
     return plan_meeting(options, endpoint, order);
-  } catch (const UserError&) {
-    if (options.node_rank) throw;
+  } catch (const PortTaken& error) {
+    if (options.node_rank || order.nodes.size() == 1) throw;
+    taken = error.what();
     return std::nullopt;
   }
 }
@@ -273,8 +278,9 @@ int run_cluster(const LaunchOptions& options, ClusterPlan plan, int argc, char**
   return Cluster(std::move(plan), console, signals, guardian).run();
 }
 
-int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const NodeOrder& order, int argc,
-                char** argv) {
+// `taken`: why this launcher, which has the endpoint's address, is not the first one; else empty.
+int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const NodeOrder& order,
+                const std::string& taken, int argc, char** argv) {
   JoinPlan plan;
   plan.addresses = {endpoint.address};
   plan.port = endpoint.port;
@@ -286,7 +292,11 @@ int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const No
   plan.timeout = std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
   plan.quiet = options.quiet;
   std::signal(SIGTSTP, SIG_IGN);  // a stopped launcher could not send heartbeats
-  return join_job(plan, argc, argv);
+  try {
+    return join_job(plan, argc, argv);
+  } catch (const NoLauncher& error) {
+    throw Error(error.what() + (taken.empty() ? "" : "; this launcher joins because it " + taken));
+  }
 }
 
 // Prints the command of each rank, without values that are chosen when the job starts, such as ports and
@@ -335,18 +345,19 @@ int launch(const LaunchOptions& given, int argc, char** argv) {
   NodeOrder order = make_order(options, place, std::move(arguments));
   if (options.dry_run) return print_plan(options, part, endpoint, std::move(order), here);
 
+  std::string taken;
   std::optional<PidFile> pid_file;
   if (options.save_pid) pid_file.emplace("/tmp");
   switch (part) {
     case Part::starts:
       return run_cluster(options, plan_starting(options, place, std::move(order)), argc, argv);
     case Part::first:
-      if (std::optional<ClusterPlan> plan = plan_first(options, endpoint, order)) {
+      if (std::optional<ClusterPlan> plan = plan_first(options, endpoint, order, taken)) {
         return run_cluster(options, std::move(*plan), argc, argv);
       }
       [[fallthrough]];
     case Part::joins:
-      return run_joining(options, endpoint, order, argc, argv);
+      return run_joining(options, endpoint, order, taken, argc, argv);
     case Part::alone:
       break;
   }

@@ -4,13 +4,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cmath>
 #include <memory>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
+#include "launcher/argparse_words.h"
+#include "launcher/node_order.h"
 #include "launcher/option_checks.h"
 
 namespace zerorun::launcher {
@@ -18,7 +19,6 @@ namespace {
 
 constexpr int kHighestPort = 65535;
 constexpr double kLongestTimeout = 1e6;
-constexpr double kLongestGrace = 3600;
 
 constexpr char kDescription[] =
     "Runs PROGRAM as the ranks of one job. Arguments after PROGRAM are passed to it unchanged.";
@@ -114,9 +114,10 @@ std::vector<std::string> command_of(const CLI::App& app) {
 
 // Options that say where the ranks run.
 struct PlacementValues {
-  int node_rank = 0, master_port = 0, ssh_port = 0, restarts = 0;
-  bool no_ssh = false, no_local_rank = false, no_ssh_check = false;
-  std::string ranks, nodes, launcher, launcher_args, rdzv_backend, local_address, ignored;
+  bool no_ssh = false, no_local_rank = false, no_ssh_check = false, standalone = false;
+  // Numbers are texts here: the parser that checks them reads them too.
+  std::string ranks, nodes, node_rank, master_port, ssh_port, restarts;
+  std::string launcher, launcher_args, rdzv_backend, local_address, ignored;
 };
 
 // Options that say what the launcher prints, and where.
@@ -141,7 +142,8 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
           ->type_name("N")
           ->check(checks::count_of_ranks({"gpu", "cpu", "auto"}));
   CLI::Option* nodes =
-      app.add_option("--num_nodes,--nnodes", values.nodes, "Hosts: the first N of the hostfile")
+      app.add_option("--num_nodes,--nnodes", values.nodes,
+                     "Hosts: the first N of the hostfile; without a hostfile 1 unless it is given")
           ->type_name("N")
           ->transform(checks::count_of_hosts());
   include->excludes(exclude)->excludes(ranks)->excludes(nodes);
@@ -162,7 +164,7 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
   app.add_option("--rdzv_backend,--rdzv-backend", values.rdzv_backend, "No effect: c10d or static")
       ->type_name("NAME")
       ->check(checks::one_of({"c10d", "static"}));
-  app.add_flag("--standalone", options.standalone,
+  app.add_flag("--standalone", values.standalone,
                "This host and a free port, as by default; /job/hostfile and --rdzv_endpoint have no effect");
   app.add_option("--master_addr,--master-addr", options.master_addr,
                  "Address where the ranks meet; without it rank 0's host")
@@ -256,7 +258,7 @@ void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_second
   app.add_option("--grace", grace_seconds,
                  "When the job is ended: time between SIGTERM and SIGKILL; without it 1 after a failure")
       ->type_name("SECONDS")
-      ->check(checks::seconds(0, true, kLongestGrace))
+      ->check(checks::seconds(0, true, std::chrono::duration<double>(kLongestGrace).count()))
       ->capture_default_str();
 }
 
@@ -275,87 +277,42 @@ void read_output_values(const OutputValues& values, LaunchOptions& options) {
   options.quiet = options.quiet || found - kLevels.begin() >= 2;
 }
 
-// An option with an empty text would otherwise count as not given.
-void refuse_empty_texts(const CLI::App& app) {
-  for (const char* name : {"--hostfile", "--include", "--exclude", "--master_addr", "--bind_core_list",
-                           "--rdzv_endpoint", "--launcher", "--venv_script", "--enable_each_rank_log",
-                           "--log_dir", "--redirects", "--tee", "--local_ranks_filter", "--local_addr"}) {
-    const CLI::Option* option = app.get_option(name);
-    if (option->count() > 0 && option->results().front().empty()) {
-      const bool filter = name == std::string_view("--include") || name == std::string_view("--exclude");
-      throw UserError(std::string(name) + ": expected a " +
-                      (name == std::string_view("--hostfile")         ? "file"
-                       : name == std::string_view("--master_addr")    ? "host name or address"
-                       : name == std::string_view("--bind_core_list") ? "list such as 0-3,5"
-                       : filter                                       ? "filter such as localhost:0,2"
-                                                                      : "value") +
-                      ", found an empty text");
-    }
-  }
-}
-
-// argparse, which DeepSpeed's launcher and torchrun use, takes the empty text after "--option=" as the value,
-// and no option as the value of another one. CLI11 would take the next argument in both cases. Returns the
-// arguments so that CLI11 reads them as argparse does. Only --launcher_args may have an option as its value,
-// since that is what it is for.
-std::vector<std::string> as_argparse_reads(const CLI::App& app, int argc, const char* const* argv) {
-  std::vector<std::string> words(argv + 1, argv + argc);
-  for (size_t i = 0; i < words.size() && words[i].starts_with("-") && words[i] != "--"; ++i) {
-    const size_t equals = words[i].find('=');
-    const std::string name = words[i].substr(0, equals);
-    const CLI::Option* option = app.get_option_no_throw(name);
-    if (option == nullptr) continue;
-    if (option->get_items_expected_max() == 0) {
-      if (equals + 1 == words[i].size()) throw UserError(name + " takes no value: write it without =");
-      continue;
-    }
-    if (equals == std::string::npos) {
-      ++i;  // the value
-      const bool is_option = i < words.size() && words[i].starts_with("--") && name != "--launcher_args";
-      if (!is_option) continue;
-      throw UserError(name + ": expected a value, found '" + words[i] + "'; if that is the value, write " +
-                      name + "=" + words[i]);
-    }
-    if (equals + 1 < words[i].size()) continue;
-    words[i] = name;
-    words.insert(words.begin() + static_cast<ptrdiff_t>(++i), std::string());
-  }
-  return words;
-}
-
-std::optional<int> count_in(const std::string& text) {
-  if (text.empty() || !std::ranges::all_of(text, [](unsigned char c) { return std::isdigit(c) != 0; }))
-    return std::nullopt;
-  return std::stoi(text);
+// Whether the endpoint is HOST:0 or [IPv6]:0, a free port. ::0 is an address.
+bool has_free_port(const std::string& endpoint) {
+  const size_t colon = endpoint.rfind(':');
+  return endpoint.ends_with(":0") && (endpoint.find(':') == colon || endpoint[colon - 1] == ']');
 }
 
 // Checks what torchrun's options mean together, and leaves out those that ask for what is so anyway.
 void read_torchrun_values(const PlacementValues& values, LaunchOptions& options) {
   const bool one_host = options.nodes.value_or(1) == 1;
-  if (options.standalone) {
+  if (values.standalone) {
     if (!one_host || options.node_rank.value_or(0) != 0 || !options.hostfile.empty()) {
       throw UserError("--standalone is a job on this host alone: leave out " +
                       std::string(!options.hostfile.empty() ? "--hostfile"
                                   : one_host                ? "--node_rank"
                                                             : "--nnodes (--num_nodes)"));
     }
-    options.rdzv_endpoint.clear();
     options.node_rank.reset();
   }
-  if (options.rdzv_endpoint.ends_with(":0")) {
-    if (!one_host || !options.hostfile.empty()) {
-      throw UserError("--rdzv_endpoint " + options.rdzv_endpoint +
-                      ": the launchers of other hosts cannot find a free port: give a port");
-    }
-    options.rdzv_endpoint.clear();
+  if (has_free_port(options.rdzv_endpoint) && !(one_host && options.hostfile.empty())) {
+    throw UserError("--rdzv_endpoint " + options.rdzv_endpoint +
+                    ": the launchers of other hosts cannot find a free port: give a port");
   }
   if (!values.local_address.empty() && !(one_host && options.hostfile.empty())) {
     throw UserError(
         "--local_addr: each host is reached by the address of its route to the others: leave it out");
   }
-  if (values.restarts > 0) {
+  if (values.no_ssh && !options.nodes && options.hostfile.empty())
+    throw UserError("--no_ssh needs --hostfile, or --num_nodes, the number of hosts");
+  // torchrun has one host unless --nnodes says otherwise. Its options for others have no effect then.
+  options.this_host_alone = one_host && options.hostfile.empty() &&
+                            (values.standalone || options.node_rank || !options.rdzv_endpoint.empty() ||
+                             !values.local_address.empty() || !options.ranks_by_kind.empty());
+  if (options.this_host_alone) options.rdzv_endpoint.clear();
+  if (whole_number_in(values.restarts).value_or(0) > 0) {
     throw UserError(
-        "--max_restarts " + std::to_string(values.restarts) +
+        "--max_restarts " + values.restarts +
         ": zerorun does not restart a job: leave it out, and let a script or the batch system start the "
         "job again from its last checkpoint");
   }
@@ -396,15 +353,12 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   }
   options.command = command_of(app);
   refuse_empty_texts(app);
-  const auto given = [&](const char* name, int value) {
-    return app.get_option(name)->count() > 0 ? std::optional(value) : std::nullopt;
-  };
-  options.ranks_per_node = count_in(values.ranks);
-  if (!options.ranks_per_node && values.ranks != "-1") options.ranks_by_kind = values.ranks;
-  options.nodes = count_in(values.nodes);
-  options.node_rank = given("--node_rank", values.node_rank);
-  options.master_port = given("--master_port", values.master_port);
-  options.ssh_port = given("--ssh_port", values.ssh_port);
+  options.ranks_per_node = whole_number_in(values.ranks);
+  if (!options.ranks_per_node) options.ranks_by_kind = values.ranks;
+  options.nodes = whole_number_in(values.nodes);
+  options.node_rank = whole_number_in(values.node_rank);
+  options.master_port = whole_number_in(values.master_port);
+  options.ssh_port = whole_number_in(values.ssh_port);
   if (!values.launcher.empty()) options.starter = parse_starter(CLI::detail::to_lower(values.launcher));
   options.launcher_args = CLI::detail::split_up(values.launcher_args);
   options.grace = std::chrono::milliseconds(std::llround(grace_seconds * 1000));

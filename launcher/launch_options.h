@@ -24,7 +24,7 @@ struct LaunchOptions {
   Starter starter = Starter::ssh;     // --launcher: what starts ranks on other hosts
   std::vector<std::string> launcher_args;
   std::optional<int> ssh_port;
-  bool standalone = false;         // this host only
+  bool this_host_alone = false;    // asked for by one of torchrun's options: no usual hostfile is read
   bool force_multi = false;        // start agents even if the job has one host
   std::string master_addr;         // empty: rank 0's host
   std::optional<int> master_port;  // absent: a free port, or kDefaultPort with --node_rank

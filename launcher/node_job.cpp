@@ -43,7 +43,7 @@ ThisMachine inspect_machine(const std::string& device) {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   const bool uses_gpus = gpus_wanted(device) && !hides_all_gpus(visible);
   return {this_hostname(), uses_gpus ? count_gpu_files() : 0, visible != nullptr ? visible : "",
-          static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)))};
+          static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN))), addresses_of_this_host()};
 }
 
 ListeningSocket open_meeting_point(const std::string& address, int port, bool one_host) {
@@ -119,6 +119,7 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
   plan.grace = order.grace;
   plan.failure_grace = order.failure_grace;
   plan.first_rank = job.placement.first_rank(order.node);
+  plan.world_size = static_cast<uint32_t>(job.placement.world_size());
   const int ranks = job.placement.local_world_size(order.node);
   const std::vector<std::string> inherited = inherited_by_ranks(order);
   for (int rank = plan.first_rank; rank < plan.first_rank + ranks; ++rank) {
@@ -127,7 +128,9 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
   plan.listening = std::move(listening);
   const std::string temporary = variable("TMPDIR");
   plan.folders = {".", temporary.empty() ? "/tmp" : temporary, order.logs.folder, order.logs.one_file_folder};
-  plan.logs = RankLogs(order.logs, plan.first_rank, ranks);
+  const bool several_hosts = order.nodes.size() > 1;
+  plan.logs =
+      RankLogs(order.logs, plan.first_rank, ranks, several_hosts ? std::optional(order.node) : std::nullopt);
   return plan;
 }
 

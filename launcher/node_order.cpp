@@ -1,9 +1,12 @@
 #include "launcher/node_order.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace zerorun::launcher {
 namespace {
@@ -84,10 +87,33 @@ std::vector<Node> nodes_of(const json& message) {
   return nodes;
 }
 
+int64_t whole_number(const json& value, int64_t lowest, int64_t highest) {
+  const bool integer = value.is_number_integer();
+  const auto number = integer ? value.get<int64_t>() : 0;
+  if (integer && number >= lowest && number <= highest) return number;
+  throw Error("found " + value.dump() + ", expected a whole number from " + std::to_string(lowest) + " to " +
+              std::to_string(highest));
+}
+
+int port_in(const json& value, int lowest) {
+  return static_cast<int>(whole_number(value, lowest, 65535));
+}
+
+// The characters of host names and of IP addresses. The address goes into variables and messages.
+std::string address_in(const json& value) {
+  std::string address = value;
+  const auto allowed = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view(".:%_-").find(c) != std::string_view::npos;
+  };
+  if (std::ranges::all_of(address, allowed)) return address;
+  throw Error("the address '" + printable(address) + "' is none of a host");
+}
+
 void read(const json& message, NodeOrder& order) {
   order.nodes = nodes_of(message.at("nodes"));
-  order.node = message.at("node");
-  if (order.node < 0 || order.node >= static_cast<int>(order.nodes.size())) throw Error("no such node");
+  order.node =
+      static_cast<int>(whole_number(message.at("node"), 0, static_cast<int64_t>(order.nodes.size()) - 1));
   order.slots_named = message.at("slots_named");
   order.arguments = message.at("arguments").get<std::vector<std::string>>();
   order.variables = message.at("variables").get<std::vector<std::pair<std::string, std::string>>>();
@@ -98,16 +124,17 @@ void read(const json& message, NodeOrder& order) {
   order.comm = message.at("comm");
   order.timeout_seconds = message.at("timeout");
   order.terminal = message.at("terminal");
-  order.grace = std::chrono::milliseconds(message.at("grace").get<int64_t>());
-  order.failure_grace = std::chrono::milliseconds(message.at("failure_grace").get<int64_t>());
+  for (const auto& [name, grace] :
+       {std::pair("grace", &order.grace), {"failure_grace", &order.failure_grace}})
+    *grace = std::chrono::milliseconds(whole_number(message.at(name), 0, kLongestGrace.count()));
   order.bind_cores = message.at("bind_cores");
   order.bind_core_list = message.at("bind_core_list");
   order.logs = log_options(message.at("logs"));
-  if (!message.at("port").is_null()) order.port = message["port"].get<int>();
+  if (!message.at("port").is_null()) order.port = port_in(message["port"], 0);
 }
 
 void read(const json& message, MeetingPoint& point) {
-  point = {message.at(0), message.at(1)};
+  point = {address_in(message.at(0)), port_in(message.at(1), 1)};
 }
 
 void read(const json& message, AgentHello& hello) {

@@ -15,6 +15,9 @@
 
 namespace zerorun::launcher {
 
+/// The longest time between SIGTERM and SIGKILL.
+inline constexpr std::chrono::milliseconds kLongestGrace = std::chrono::hours(1);
+
 /// The part of a job that one host runs.
 struct NodeOrder {
   std::vector<Node> nodes;             // of the whole job

@@ -1,9 +1,22 @@
 #include "launcher/option_checks.h"
 
 #include <algorithm>
+#include <cctype>
+#include <charconv>
 #include <cmath>
 
-namespace zerorun::launcher::checks {
+namespace zerorun::launcher {
+
+std::optional<int> whole_number_in(const std::string& text) {
+  int value = 0;
+  const char* end = text.data() + text.size();
+  const auto [last, error] = std::from_chars(text.data(), end, value);
+  const bool whole =
+      error == std::errc() && last == end && std::isdigit(static_cast<unsigned char>(text[0])) != 0;
+  return whole ? std::optional(value) : std::nullopt;
+}
+
+namespace checks {
 
 CLI::Validator seconds(double low, bool low_allowed, double high) {
   auto check = [=](std::string& text) -> std::string {
@@ -18,8 +31,8 @@ CLI::Validator seconds(double low, bool low_allowed, double high) {
 
 CLI::Validator whole_number(int low, int high) {
   auto check = [=](std::string& text) -> std::string {
-    int value = 0;
-    if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return {};
+    const std::optional<int> value = whole_number_in(text);
+    if (value && *value >= low && *value <= high) return {};
     return "expected a whole number from " + std::to_string(low) + " to " + std::to_string(high) +
            "; found '" + text + "'";
   };
@@ -39,7 +52,7 @@ CLI::Validator one_of(const std::vector<std::string>& values) {
 
 CLI::Validator count_of_ranks(const std::vector<std::string>& words) {
   auto check = [=](std::string& text) -> std::string {
-    if (text == "-1" || std::ranges::count(words, text) > 0) return {};
+    if (std::ranges::count(words, text) > 0) return {};
     const std::string number = whole_number(1, kMostRanks)(text);
     if (number.empty() || words.empty()) return number;
     return "expected a whole number from 1 to " + std::to_string(kMostRanks) + ", gpu, cpu or auto; found '" +
@@ -60,4 +73,5 @@ CLI::Validator count_of_hosts() {
   return CLI::Validator(check, "");
 }
 
-}  // namespace zerorun::launcher::checks
+}  // namespace checks
+}  // namespace zerorun::launcher

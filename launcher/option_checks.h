@@ -3,6 +3,7 @@
 
 // CLI::Validator
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,14 +12,16 @@ namespace zerorun::launcher {
 /// The most ranks on a host, and the most hosts.
 inline constexpr int kMostRanks = 4096;
 
+/// The whole number that `text` is, in decimal digits only; absent if it is none, or above the largest int.
+std::optional<int> whole_number_in(const std::string& text);
+
 namespace checks {
 
 /// Accepts a number above `low` (or equal to `low`, if `low_allowed`), and at most `high`.
 CLI::Validator seconds(double low, bool low_allowed, double high);
 CLI::Validator whole_number(int low, int high);
 CLI::Validator one_of(const std::vector<std::string>& values);
-/// Like whole_number(1, kMostRanks). Wrappers of DeepSpeed's launcher write -1, its default, which means: not
-/// given. `words` are accepted too.
+/// Like whole_number(1, kMostRanks). `words` are accepted too.
 CLI::Validator count_of_ranks(const std::vector<std::string>& words);
 /// torchrun's --nnodes is N or MIN:MAX. A range of one number becomes that number.
 CLI::Validator count_of_hosts();

@@ -1,5 +1,5 @@
-// The processes that ranks have left behind and that have left the ranks' process groups (setsid). When their
-// parents end, they become children of the launcher, which is a subreaper. Used on the main thread.
+// The processes that ranks, or processes that start agents, have left behind. When their parents end, they
+// become children of the launcher, which is a subreaper. Used on the main thread.
 #pragma once
 
 #include <sys/types.h>

@@ -1,6 +1,7 @@
 #include "launcher/rank_logs.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -35,6 +36,15 @@ std::vector<std::string> split(const std::string& text) {
 
 constexpr int kHighestRank = 1 << 20;
 
+// A folder of this run alone, in which nobody else can make files.
+void make_own_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  if (::mkdir(path.c_str(), 0755) == 0) return;
+  throw UserError("cannot make the folder of log files " + path + ": " +
+                  (error ? error.message() : std::strerror(errno)));
+}
+
 }  // namespace
 
 int StreamChoice::of(int local_rank) const {
@@ -63,7 +73,11 @@ std::vector<int> parse_rank_list(const std::string& text, const std::string& opt
   return ranks;
 }
 
-RankLogs::RankLogs(const LogOptions& options, int first_rank, int ranks) : sinks_(ranks) {
+RankLogs::RankLogs(const LogOptions& options, int first_rank, int ranks, std::optional<int> node)
+    : sinks_(ranks) {
+  std::string run_folder = options.folder + "/" + options.run;
+  if (node) run_folder += "_node" + std::to_string(*node);
+  if (!options.folder.empty()) make_own_folder(run_folder);
   for (int rank = 0; rank < ranks; ++rank) {
     const bool shown = !options.printed || std::ranges::count(*options.printed, rank) > 0;
     for (Sink& sink : sinks_[rank]) sink.printed = shown;
@@ -73,7 +87,7 @@ RankLogs::RankLogs(const LogOptions& options, int first_rank, int ranks) : sinks
       for (Sink& sink : sinks_[rank]) sink = {file, false};
     }
     if (options.folder.empty()) continue;
-    const std::string folder = options.folder + "/" + options.run + "/attempt_0/" + std::to_string(rank);
+    const std::string folder = run_folder + "/attempt_0/" + std::to_string(rank);
     for (const Stream stream : kStreams) {
       const int bit = 1 << static_cast<int>(stream);
       const bool redirected = (options.redirects.of(rank) & bit) != 0;
@@ -88,7 +102,9 @@ RankLogs::RankLogs(const LogOptions& options, int first_rank, int ranks) : sinks
 int RankLogs::open(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
-  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  // In a folder that others share, somebody may have made a link or a pipe of this name: no file is opened
+  // that is there already.
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_APPEND | O_CLOEXEC, 0666));
   if (!fd.is_open()) {
     throw UserError("cannot write the log file " + path + ": " +
                     (error ? error.message() : std::strerror(errno)));

@@ -30,11 +30,12 @@ std::vector<int> parse_rank_list(const std::string& text, const std::string& opt
 
 struct LogOptions {
   std::string one_file_folder;  // both streams of rank R go into FOLDER/RUN_rankR.log only; empty: off
-  std::string folder;           // FOLDER/RUN/attempt_0/LOCAL_RANK/stdout.log and stderr.log; empty: off
-  StreamChoice redirects;       // streams that go into files of `folder` and are not printed
-  StreamChoice tee;             // streams that go into files of `folder` and are printed
+  // FOLDER/RUN/attempt_0/LOCAL_RANK/stdout.log and stderr.log, on several hosts with RUN_nodeN; empty: off
+  std::string folder;
+  StreamChoice redirects;                   // streams that go into files of `folder` and are not printed
+  StreamChoice tee;                         // streams that go into files of `folder` and are printed
   std::optional<std::vector<int>> printed;  // the local ranks whose output is printed; absent: all
-  std::string run;                          // part of the files' names: time and process of the run's start
+  std::string run;                          // part of the files' names, that of this run alone
 
   bool operator==(const LogOptions&) const = default;
 };
@@ -42,8 +43,9 @@ struct LogOptions {
 class RankLogs {
  public:
   RankLogs() = default;
-  /// Makes the folders and files of the ranks of this host. Throws UserError naming the file.
-  RankLogs(const LogOptions& options, int first_rank, int ranks);
+  /// Makes the folders and files of the ranks of this host. `node`: its number, if the job has several hosts,
+  /// which may share the folder. Throws UserError naming the file, also if there is one of this name already.
+  RankLogs(const LogOptions& options, int first_rank, int ranks, std::optional<int> node = {});
 
   /// Writes the bytes to the rank's file, if it has one; returns whether they are to be printed. If the file
   /// cannot be written, `failure` gets the reason, once, and from then on all is printed.

@@ -119,13 +119,12 @@ RankProcess start_process(const ProcessPlan& plan, Signals& signals, const Guard
   // Waits until the user interrupts, because a program on a network file system may take many seconds to
   // load.
   pollfd entries[] = {{failure.read_end.get(), POLLIN, 0}, {signals.fd(), POLLIN, 0}};
-  const int tick = plan.while_waiting ? static_cast<int>(kControlTick.count()) : -1;
+  const int tick = plan.gives_up ? static_cast<int>(kControlTick.count()) : -1;
   while (::poll(entries, std::size(entries), tick) <= 0 || entries[0].revents == 0) {
-    if (signals.is_interrupted()) {
+    if (signals.is_interrupted() || (plan.gives_up && plan.gives_up())) {
       ::kill(pid, SIGKILL);  // not reaped here: a process that waits for a dead file server stays
       throw Interrupted("interrupted while the system loads " + plan.file);
     }
-    if (plan.while_waiting) plan.while_waiting();
   }
   int error = 0;
   ssize_t size = 0;

@@ -23,11 +23,11 @@ struct ProcessPlan {
   std::string file;                    // the program
   std::vector<std::string> arguments;  // argv, including argv[0]
   std::vector<std::string> environment;
-  int in = -1;                               // becomes its stdin; -1: /dev/null
-  int inherited = -1;                        // a descriptor that it keeps under the same number; -1: none
-  const CoreBinding* binding = nullptr;      // the cores on which it runs; null: any
-  std::optional<rlimit> open_files = {};     // its RLIMIT_NOFILE; absent: this process's
-  std::function<void()> while_waiting = {};  // called every kControlTick while the system loads the program
+  int in = -1;                            // becomes its stdin; -1: /dev/null
+  int inherited = -1;                     // a descriptor that it keeps under the same number; -1: none
+  const CoreBinding* binding = nullptr;   // the cores on which it runs; null: any
+  std::optional<rlimit> open_files = {};  // its RLIMIT_NOFILE; absent: this process's
+  std::function<bool()> gives_up = {};    // asked every kControlTick while the system loads the program
 };
 
 struct RankProcess {
@@ -36,8 +36,8 @@ struct RankProcess {
   UniqueFd err;
 };
 
-/// Thrown by start_process() if a signal interrupts the job while the system loads the program.
-/// Signals::next() returns the signal.
+/// Thrown by start_process() if a signal interrupts the job, or the plan gives up, while the system loads the
+/// program. Signals::next() returns the signal.
 struct Interrupted : Error {
   using Error::Error;
 };

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <fstream>
 #include <string_view>
 
 #include "base/error.h"
@@ -158,10 +157,10 @@ void StarterProcesses::signal_all(int signal) const {
   }
 }
 
-void StarterProcesses::end_orphans() {
-  const std::string pid = std::to_string(::getpid());
-  std::ifstream children("/proc/self/task/" + pid + "/children");
-  for (pid_t child = 0; children >> child;) ::kill(child, SIGTERM);  // the guardian ignores it
+std::vector<pid_t> StarterProcesses::orphans() const {
+  std::vector<pid_t> others = {guardian_.pid()};
+  for (const Process& process : processes_) others.push_back(process.process.pid);
+  return orphans_.find(others);
 }
 
 }  // namespace zerorun::launcher

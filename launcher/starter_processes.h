@@ -16,6 +16,7 @@
 #include "launcher/console.h"
 #include "launcher/guardian.h"
 #include "launcher/line_tail.h"
+#include "launcher/orphans.h"
 #include "launcher/rank_process.h"
 #include "launcher/remote_start.h"
 #include "launcher/signals.h"
@@ -51,9 +52,9 @@ class StarterProcesses {
   /// Returns the last line with `text` that a process for all agents (pdsh, mpirun, srun) has printed.
   std::optional<std::string> find_line(std::string_view text) const;
   void signal_all(int signal) const;
-  /// Ends the child processes that killed starters have left behind. For example, pdsh runs each ssh in a
-  /// process group of its own. When pdsh is killed, they become children of this process (a subreaper).
-  static void end_orphans();
+  /// The child processes that killed starters and agents have left behind. For example, pdsh runs each ssh in
+  /// a process group of its own. When pdsh is killed, they become children of this process (a subreaper).
+  std::vector<pid_t> orphans() const;
 
  private:
   struct Process {
@@ -70,6 +71,7 @@ class StarterProcesses {
   int next_source_;
   Signals& signals_;
   const Guardian& guardian_;
+  Orphans orphans_;
   rlimit open_files_;  // as the user has set it
   std::list<Process> processes_;
   std::vector<std::pair<Process*, Stream>> polled_;  // in the order of the entries

@@ -31,24 +31,30 @@ std::optional<std::string> last_with(const Lines& lines, std::initializer_list<s
 }
 
 // "terminate called after throwing an instance of 'TYPE'", then "  what():  TEXT" if it is a std::exception.
-std::optional<std::string> cpp_exception(const Lines& lines) {
+std::optional<FoundException> cpp_exception(const Lines& lines) {
   constexpr std::string_view kThrown = "terminate called after throwing an instance of '";
   constexpr std::string_view kWhat = "what():  ";
   std::string type;
   std::optional<std::string> what;
-  for (const std::string& line : lines) {
+  size_t next_line = 0;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const std::string& line = lines[i];
     if (const size_t at = line.find(kThrown); at != std::string::npos) {
       type = line.substr(at + kThrown.size());
       type = type.substr(0, type.rfind('\''));
       what.reset();
+      next_line = i + 1;
     } else if (trimmed(line).starts_with(kWhat)) {
       what = trimmed(line).substr(kWhat.size());
+      next_line = i + 1;
     } else if (has(line, "terminate called without an active exception")) {
-      return "none: std::terminate() was called, for example for a std::thread that nobody joined";
+      return FoundException{
+          "none: std::terminate() was called, for example for a std::thread that nobody joined", i + 1};
     }
   }
-  if (type.empty()) return what;
-  return what ? type + ": " + *what : type;
+  if (next_line == 0) return std::nullopt;
+  const char* colon = what && !type.empty() ? ": " : "";
+  return FoundException{type + colon + what.value_or(""), next_line};
 }
 
 // "NAME" or "NAME: text", as Python ends a traceback; NAME is an identifier with dots.
@@ -60,15 +66,16 @@ bool names_python_exception(std::string_view line) {
 }
 
 // The unindented line that follows the indented lines of a traceback. The header may be cut off.
-std::optional<std::string> python_exception(const Lines& lines) {
-  std::optional<std::string> found;
+std::optional<FoundException> python_exception(const Lines& lines) {
+  std::optional<FoundException> found;
   bool in_traceback = false;
-  for (const std::string& line : lines) {
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const std::string& line = lines[i];
     if (line.starts_with("Traceback (most recent call last)") || line.starts_with("  File \"")) {
       in_traceback = true;
     } else if (in_traceback && !line.starts_with(" ")) {
       in_traceback = false;
-      if (names_python_exception(line)) found = line;
+      if (names_python_exception(line)) found = {line, i + 1};
     }
   }
   return found;
@@ -76,7 +83,7 @@ std::optional<std::string> python_exception(const Lines& lines) {
 
 }  // namespace
 
-std::optional<std::string> find_uncaught_exception(const Lines& lines) {
+std::optional<FoundException> find_exception(const Lines& lines) {
   if (auto exception = cpp_exception(lines)) return exception;
   return python_exception(lines);
 }

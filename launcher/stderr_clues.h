@@ -8,8 +8,13 @@
 
 namespace zerorun::launcher {
 
-/// The type and text of an uncaught exception, C++'s or Python's: "std::runtime_error: text".
-std::optional<std::string> find_uncaught_exception(const std::vector<std::string>& lines);
+struct FoundException {
+  std::string text;      // type and text: "std::runtime_error: text"
+  size_t next_line = 0;  // the index of the line after it
+};
+
+/// The last exception of C++ or Python, which the program may have caught or not.
+std::optional<FoundException> find_exception(const std::vector<std::string>& lines);
 
 /// The line in which assert(), the C library or LibTorch says which check failed.
 std::optional<std::string> find_failed_assertion(const std::vector<std::string>& lines);

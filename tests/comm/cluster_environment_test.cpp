@@ -135,7 +135,7 @@ TEST_CASE("srun: a step on two nodes meets on its first node") {
 
 TEST_CASE("ranks of a launcher that is not known do not train alone, each as rank 0") {
   for (const char* name :
-       {"PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID", "FLUX_TASK_RANK"}) {
+       {"PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID", "FLUX_TASK_RANK", "HOROVOD_RANK"}) {
     CAPTURE(name);
     CHECK_THAT(refusal({{name, "1"}}), Contains(std::string(name) + "=1: ") &&
                                            Contains("would train alone") &&
@@ -146,7 +146,8 @@ TEST_CASE("ranks of a launcher that is not known do not train alone, each as ran
                          {"LOCAL_RANK", "0"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}};
     CHECK(read(known).world_size == 2);
   }
-  for (const char* name : {"PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
+  for (const char* name :
+       {"PMI_SIZE", "MV2_COMM_WORLD_SIZE", "HOROVOD_SIZE", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     CHECK_THAT(refusal({{"PMI_RANK", "0"}, {name, "2"}}), Contains(std::string(name) + "=2: "));
     CHECK(read({{name, "1"}}).world_size == 1);
   }

@@ -10,6 +10,7 @@ using namespace config;
 namespace {
 
 using Catch::Contains;
+using Catch::StartsWith;
 
 // The errors of this text, one after another.
 std::string errors_of(const std::string& text) {
@@ -32,6 +33,14 @@ TEST_CASE("files of accelerate, axolotl and transformers are named, with the key
       Contains("expected a ds_config.json, found TrainingArguments of transformers; give the file that their "
                "key deepspeed names"));
   CHECK_THAT(errors_of(R"({"train_batch_size": 2, "output_dir": "o"})"), !Contains("TrainingArguments"));
+  // It is the first error, and keys below the top level are no sign of it.
+  CHECK_THAT(errors_of("base_model: x\nmicro_batch_size: 2\n"),
+             StartsWith("conf:1:1: error: top level: expected a ds_config.json") && !Contains("braces"));
+  for (const char* text : {R"({"train_batch_size": 2, "x": {"output_dir": "o", "num_train_epochs": 2}})",
+                           R"({"train_batch_size": 2, "x": [{"output_dir": "o"}, {"num_train_epochs": 2}]})",
+                           "x:\n  base_model: y\n  micro_batch_size: 2\n"}) {
+    CHECK_THAT(errors_of(text), Contains("error") && !Contains("expected a ds_config.json"));
+  }
   CHECK(errors_of(R"({"train_batch_size": 2})").empty());
   // A run refuses it as a check does.
   CHECK_THROWS_WITH(parse_config(R"({"output_dir": "o", "num_train_epochs": 2})", "conf", 1),

@@ -169,6 +169,18 @@ TEST_CASE("check --json prints all messages as JSON") {
   CHECK(json::parse(folder.config("check --json - <clean.json").out).at("messages").empty());
 }
 
+TEST_CASE("names of files do not reach the terminal as control characters") {
+  const ConfigFolder folder;
+  folder.write("a\x1b[2Jb.json", kClean);
+  folder.write("c\x1b[2Jd.json", kRefused);
+  for (const char* arguments : {"check *[bd].json", "check a*b.json none\x1b[2J.json", "show c*d.json",
+                                "diff a*b.json warned.json"}) {
+    CAPTURE(arguments);
+    const Outcome outcome = folder.config(arguments);
+    CHECK_THAT(outcome.out + outcome.err, Contains("?[2J") && !Contains("\x1b"));
+  }
+}
+
 TEST_CASE("check --json prints valid JSON for a file with any bytes") {
   const ConfigFolder folder;
   folder.write("bytes.json", "{\"\xFF\xFE\x01\": \"\x80\"}");

@@ -183,6 +183,16 @@ TEST_CASE("end: an uncaught exception with its text") {
     CHECK(cause(exited(1), {earlier, "Traceback (most recent call last):", "  File \"a.py\", line 3",
                             "ValueError: wrong label"}) == "uncaught exception: ValueError: wrong label");
   }
+  // The program went on after the exception.
+  const Lines handled = {"Traceback (most recent call last):", "  File \"a.py\", line 3", "KeyError: 'a'"};
+  const auto later = [&](const std::string& line) {
+    Lines lines = handled;
+    lines.push_back(line);
+    return cause(exited(1), lines);
+  };
+  CHECK_THAT(later("error: No space left on device"), StartsWith("disk full: "));
+  CHECK_THAT(later("error: CUDA out of memory"), StartsWith("out of memory: "));
+  CHECK(later("bye") == "uncaught exception: KeyError: 'a'");
   CHECK_THAT(cause(exited(1), {"Traceback (most recent call last):", "  File \"a.py\", line 3",
                                "OSError: [Errno 28] No space left on device: 'x'"}),
              StartsWith("disk full: "));

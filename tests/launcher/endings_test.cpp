@@ -33,21 +33,29 @@ TEST_CASE("the launcher's exit code is that of the first rank to fail") {
   }
 }
 
+TEST_CASE("the failure of a rank is seen although it comes while other ranks are still started") {
+  Launched job(
+      {.options = {"--num_gpus", "12"}, .script = "[ $RANK = 0 ] && { sleep 20 & exit 3; }; exec sleep 15"});
+  CHECK(job.finish(10).exit_code == 3);
+  job.wait_until_nothing_is_left();
+}
+
 TEST_CASE("a rank that ends with success before it joins is named at once, if another one waits for it") {
   // Rank 0 shows on the launcher's board that it joins, as zerorun::connect() does.
-  const std::string joins =
-      "printf '\\1\\0\\0\\0' | dd of=$ZERORUN_BOARD bs=4 count=1 conv=notrunc 2>/dev/null; ";
+  const auto shows = [](const std::string& joins, const std::string& world_size) {
+    return "printf '\\" + joins + "\\0\\0\\0\\" + world_size +
+           "\\0\\0\\0' | dd of=$ZERORUN_BOARD bs=8 count=1 conv=notrunc 2>/dev/null; ";
+  };
   Launched job({.options = {"--num_gpus", "2"},
-                .script = "if [ $RANK = 1 ]; then exit 0; fi; " + joins + "sleep 300"});
+                .script = "if [ $RANK = 1 ]; then exit 0; fi; " + shows("1", "2") + "sleep 300"});
   const Result result = job.finish(kEndDeadline);
   CHECK(result.exit_code == 1);
   CHECK_THAT(result.err,
              Contains("zerorun: rank 1 exited with code 0: it did not join the job, and rank 0 waits"));
   job.wait_until_nothing_is_left();
 
-  const std::string joined =
-      "printf '\\2\\0\\0\\0' | dd of=$ZERORUN_BOARD bs=4 count=1 conv=notrunc 2>/dev/null; ";
-  for (const std::string& state : {std::string(), joined}) {
+  // It has not begun to join, has joined, or waits for fewer ranks than the job has.
+  for (const std::string& state : {std::string(), shows("2", "2"), shows("1", "1")}) {
     Launched fine(
         {.options = {"--num_gpus", "2"}, .script = "[ $RANK = 1 ] && exit 0; " + state + "sleep 2"});
     CHECK(fine.finish(kEndDeadline + 2).exit_code == 0);

@@ -98,7 +98,7 @@ TEST_CASE("DeepSpeed's usual hostfile is read, unless the options say where the 
   CHECK(choose_hostfile(options, usual) == "mine");
   for (const int way : {0, 1, 2}) {
     LaunchOptions elsewhere;
-    if (way == 0) elsewhere.standalone = true;
+    if (way == 0) elsewhere.this_host_alone = true;
     if (way == 1) elsewhere.node_rank = 0;
     if (way == 2) elsewhere.rdzv_endpoint = "a:1";
     CHECK(choose_hostfile(elsewhere, usual) == "");
@@ -124,6 +124,7 @@ TEST_CASE("torchrun's words for a number of ranks count what this machine has") 
   };
   const ThisMachine gpus{"here", 4, "0,1,2", 16};
   const ThisMachine bare{"here", 0, "", 16};
+  CHECK_THROWS_WITH(ranks("+2", gpus), Contains("--num_gpus +2: expected a number"));
   CHECK(ranks("gpu", gpus) == 3);
   CHECK(ranks("auto", gpus) == 3);
   CHECK(ranks("cpu", gpus) == 16);
@@ -218,7 +219,7 @@ struct Placed {
 
 Placed place(const LaunchOptions& options, const std::optional<Hosts>& hosts = {}, int gpus = 0,
              const std::string& visible = "") {
-  const ThisMachine machine = {"node7.example.org", gpus, visible};
+  const ThisMachine machine = {"node7.example.org", gpus, visible, 1, {"127.0.0.1", "192.0.2.7"}};
   const JobPlacement job = place_job(options, hosts, machine);
   NodeOrder order;
   order.nodes = job.placement.nodes();
@@ -295,6 +296,9 @@ TEST_CASE("with a hostfile, each launcher runs its host's ranks") {
   CHECK_THROWS_WITH(place(node(2), hosts), Contains("--node_rank 2: the job has 2 hosts"));
   CHECK(place({}, hosts) == Placed{both, std::nullopt, ""});
   CHECK(place(include("b"), hosts) == Placed{{{"b", {0, 1}}}, std::nullopt, ""});
+  for (const char* name : {"NODE7", "Node7.Example.org", "::1", "LOCALHOST", "192.0.2.7"})
+    CHECK(place({}, Hosts{{"a", 1}, {name, 1}}).node == 1);
+  CHECK(place({}, Hosts{{"a", 1}, {"192.0.2.70", 1}}).node == std::nullopt);
   CHECK(place({}, Hosts{{"a", 1}, {"node7", 1}}) == Placed{{{"a", {0}}, {"node7", {0}}}, 1, ""});
   CHECK_THROWS_WITH(place(node(1), hosts, 1), Contains("slot 1 does not exist: this machine has 1 GPU,"));
 }
@@ -304,10 +308,12 @@ TEST_CASE("without a hostfile but with a node rank, all hosts have the same numb
   options.nodes = 3;
   options.node_rank = 2;
   CHECK(place(options) == Placed{{{"node 0", {0, 1}}, {"node 1", {0, 1}}, {"node 2", {0, 1}}}, 2, ""});
-  CHECK_THROWS_WITH(place(node(0)), Contains("needs --num_nodes"));
   options.ranks_per_node.reset();
   CHECK_THROWS_WITH(place(options), Contains("needs") && Contains("--num_gpus"));
-  LaunchOptions named = include("localhost:0");
+  // As with torchrun, a job has one host unless its number is given.
+  CHECK(place(node(0)) == Placed{{{"localhost", {0}}}, 0, ""});
+  CHECK_THROWS_WITH(place(node(1)), Contains("--node_rank 1: the job has 1 host") && Contains("--num_nodes"));
+  LaunchOptions named = include("localhost:1");
   named.node_rank = 0;
-  CHECK_THROWS_WITH(place(named), Contains("instead of --include"));
+  CHECK(place(named) == Placed{{{"localhost", {1}}}, 0, "1"});
 }

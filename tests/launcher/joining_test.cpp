@@ -1,19 +1,30 @@
 // Tests launchers that users start on each host of a job (--node_rank, --rdzv_endpoint). Here two launchers
 // run on one machine.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "base/listening.h"
+#include "base/seal.h"
+#include "base/unique_fd.h"
+#include "launcher/frame_socket.h"
+#include "launcher/handshake.h"
+#include "launcher/node_order.h"
 #include "tests/launcher/launched.h"
 #include "tests/support/temporary_folder.h"
 
 using Catch::Matchers::Contains;
+using zerorun::Seal;
 using zerorun::testing::Launched;
 using zerorun::testing::Result;
 using zerorun::testing::Setup;
+using namespace zerorun::launcher;
 
 namespace {
 
@@ -124,6 +135,65 @@ TEST_CASE("a launcher that joins runs what its own command line says, not what t
   CHECK_THAT(of_first.out, Contains("one auto\n"));
   CHECK_THAT(of_second.out, Contains("two cpu\n"));
   CHECK(of_second.exit_code == 0);
+}
+
+TEST_CASE("a launcher that joins obeys the first one while the system still loads its program") {
+  const zerorun::testing::TemporaryFolder folder;
+  std::filesystem::copy("/bin/true", folder / "program");
+  const zerorun::UniqueFd program(::open((folder / "program").c_str(), O_RDWR | O_CLOEXEC));
+  std::signal(SIGIO, SIG_IGN);  // the system asks for the lease with it
+  if (::fcntl(program.get(), F_SETLEASE, F_WRLCK) != 0) {
+    WARN("no leases in this file system: skipped");
+    return;
+  }
+  const std::string at = "127.0.0.1:" + port();
+  Launched first(setup({"--rdzv_endpoint", at, "--node_rank", "0"}, ": >$DIR/up; sleep 0.5; exit 5"));
+  Launched second(std::vector<std::string>{"--nnodes", "2", "--nproc_per_node", "1", "--rdzv_endpoint", at,
+                                           "--node_rank", "1", folder / "program"});
+  const Result of_first = first.finish(8);
+  CHECK(of_first.exit_code == 5);
+  CHECK_THAT(of_first.err, !Contains("does not say that its ranks have ended"));
+  CHECK(second.finish(8).exit_code == 1);
+}
+
+TEST_CASE("a launcher that joins says why it is not the first one") {
+  const zerorun::ListeningSocket other = zerorun::listen_on("127.0.0.1", 0);
+  Launched job(
+      setup({"--rdzv_endpoint", "127.0.0.1:" + std::to_string(other.port), "--timeout", "1"}, "true"));
+  const Result result = job.finish();
+  CHECK(result.exit_code == 1);
+  CHECK_THAT(result.err, Contains("cannot connect to the launcher") &&
+                             Contains("joins because it cannot listen on 127.0.0.1:") &&
+                             Contains("the port is in use, by process "));
+}
+
+TEST_CASE("a launcher that joins waits for a name to become known, and then says that it is not") {
+  for (const bool numbered : {false, true}) {
+    Setup one = setup({"--rdzv_endpoint", "nope.invalid", "--timeout", "2"}, "true");
+    if (numbered) one.options.insert(one.options.end(), {"--node_rank", "1"});
+    Launched job(one);
+    const auto start = std::chrono::steady_clock::now();
+    const Result result = job.finish();
+    CHECK(std::chrono::steady_clock::now() - start > std::chrono::milliseconds(1500));
+    CHECK(result.exit_code == 1);
+    CHECK_THAT(result.err, Contains("nope.invalid:29500: ") && Contains("this host does not know the name") &&
+                               !Contains("firewall"));
+  }
+}
+
+TEST_CASE("what another host sends does not reach the terminal as control characters") {
+  const std::string number = port();
+  Launched first(
+      setup({"--rdzv_endpoint", "127.0.0.1:" + number, "--node_rank", "0", "--timeout", "4"}, "true"));
+  const Seal ticket("port-" + number);
+  FrameSocket socket(connect_to_launcher({"127.0.0.1"}, std::stoi(number), ticket,
+                                         std::chrono::steady_clock::now() + std::chrono::seconds(10),
+                                         [] { return true; }));
+  socket.send(FrameType::hello, encode(AgentHello{"9\x1b[2J", 1, "evil\x1b[2J\nzerorun: all is well", ""}));
+  first.wait_for_error("cannot take part");
+  const Result result = first.finish();
+  CHECK(result.exit_code == 1);
+  CHECK_THAT(result.err, Contains("host evil?[2J?zerorun: all is well") && !Contains("\x1b"));
 }
 
 TEST_CASE("a variable that an earlier agent left behind does not disturb the first launcher") {

@@ -114,7 +114,7 @@ void Launched::start(const Setup& setup, const std::vector<std::string>& argumen
     ::setenv("ZERORUN_TEST_MARK", folder_.c_str(), 1);
     ::setenv("DIR", folder_.c_str(), 1);
     for (const auto& [name, value] : setup.environment) ::setenv(name.c_str(), value.c_str(), 1);
-    for (int signal : {SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGCHLD, SIGTERM}) ::signal(signal, SIG_DFL);
+    for (int signal : {SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGCHLD, SIGTERM, SIGIO}) ::signal(signal, SIG_DFL);
     for (int signal : setup.ignored_signals) ::signal(signal, SIG_IGN);
     sigset_t none;
     ::sigemptyset(&none);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "launcher/doctor_command.h"
 #include "launcher/launch_options.h"
 
 using Catch::Matchers::Contains;
@@ -62,7 +63,7 @@ TEST_CASE("options are read in DeepSpeed's and in torchrun's spelling") {
   CHECK(options({"-e", "a:1", "prog"}).exclude == "a:1");
   CHECK(options({"-H", "hosts", "prog"}).hostfile == "hosts");
   CHECK(options({"--num_nodes", "3", "prog"}).nodes == 3);
-  CHECK(options({"--no_ssh", "--node_rank=0", "prog"}).node_rank == 0);
+  CHECK(options({"--no_ssh", "--node_rank=0", "-H", "h", "prog"}).node_rank == 0);
   // torchrun's spellings
   found = options(
       {"--nnodes=2", "--nproc-per-node=4", "--node-rank=1", "--master-addr=a", "--master-port=1", "p"});
@@ -98,6 +99,76 @@ TEST_CASE("an empty text after = is the option's value, and an option is no valu
   CHECK(options({"--num_gpus", "1", "--num_gpus", "2", "p"}).ranks_per_node == 2);  // as argparse: the last
   CHECK(options({"-H", "a", "-i", "x:1", "-q", "p", "-q"}).command == Words{"p", "-q"});
   CHECK_THAT(mistake({"--quiet=", "p"}), Contains("--quiet"));
+  for (const char* word : {"-q", "-m", "-H"}) {
+    CHECK_THAT(mistake({"--rdzv_id", word, "./p"}),
+               Contains("--rdzv_id: expected a value, found '" + std::string(word) + "'"));
+  }
+  CHECK(options({"--rdzv_id", "-7", "./p"}).rdzv_id == "-7");  // a negative number is no option
+  CHECK(options({"--rdzv_id", "-a b", "./p"}).rdzv_id == "-a b");
+  CHECK(options({"-H=hf", "p"}).hostfile == "hf");
+  CHECK(options({"-i=localhost:1", "p", "-i=2"}).include == "localhost:1");
+  CHECK_THAT(mistake({"--hostfile=x", "--hostfile=", "p"}), Contains("--hostfile: expected a file"));
+  CHECK(options({"--hostfile=", "--hostfile=x", "p"}).hostfile == "x");
+}
+
+TEST_CASE("a number has digits only, and means what it says") {
+  for (const char* option : {"--num_gpus", "--num_nodes", "--node_rank", "--master_port", "--ssh_port"}) {
+    for (const char* number : {"+2", "0x2", "2 ", " 2", "2,0", "1_0"}) {
+      CAPTURE(option, number);
+      CHECK_THAT(mistake({option, number, "p"}),
+                 Contains(option) && Contains("found '" + std::string(number)));
+    }
+  }
+  CHECK(options({"--num_gpus", "010", "p"}).ranks_per_node == 10);
+  CHECK(options({"--nnodes=2", "--node_rank", "010", "p"}).node_rank == 10);
+  CHECK(options({"--master_port", "02000", "p"}).master_port == 2000);
+}
+
+TEST_CASE("the defaults of DeepSpeed's launcher, which wrappers write out, count as not given") {
+  const LaunchOptions found = options({"--num_gpus", "-1", "--num_nodes=-1", "--node_rank", "-1", "--include",
+                                       "localhost:0", "p", "--num_gpus", "-1"});
+  CHECK(found.include == "localhost:0");
+  CHECK_FALSE((found.nodes || found.ranks_per_node || found.node_rank));
+  CHECK(found.command == Words{"p", "--num_gpus", "-1"});
+}
+
+TEST_CASE("options of torchrun that ask for this host leave DeepSpeed's usual hostfile alone") {
+  for (const Words& line : {Words{"--standalone", "p"},
+                            {"--nnodes=1", "--rdzv_endpoint=localhost:0", "--nproc_per_node=1", "p"},
+                            {"--rdzv_endpoint=localhost:29411", "--nproc_per_node=2", "p"},
+                            {"--rdzv_endpoint=[::1]:0", "--nproc_per_node=2", "p"},
+                            {"--local_addr=10.0.0.1", "--nproc_per_node=2", "p"},
+                            {"--node_rank", "0", "--nproc_per_node=2", "p"},
+                            {"--nproc_per_node=gpu", "p"},
+                            {"--nproc_per_node=cpu", "p"},
+                            {"--nproc_per_node=auto", "p"}}) {
+    CAPTURE(line);
+    CHECK(options(line).this_host_alone);
+    CHECK(options(line).rdzv_endpoint.empty());
+  }
+  for (const Words& line : {Words{"p"},
+                            {"--num_gpus", "2", "p"},
+                            {"--num_nodes", "1", "p"},
+                            {"--nnodes=2", "--nproc_per_node=2", "--rdzv_endpoint=a:1", "p"}}) {
+    CAPTURE(line);
+    CHECK_FALSE(options(line).this_host_alone);
+  }
+  // ::0 is an IPv6 address, not port 0 of an empty name.
+  CHECK(options({"--nnodes=2", "--rdzv_endpoint", "::0", "p"}).rdzv_endpoint == "::0");
+  CHECK_THAT(mistake({"--nnodes=2", "--rdzv_endpoint", "[::1]:0", "p"}), Contains("cannot find a free port"));
+  CHECK_THAT(mistake({"--no_ssh", "--node_rank", "0", "p"}), Contains("--no_ssh needs --hostfile"));
+}
+
+TEST_CASE("doctor examines this host unless its options say otherwise") {
+  const auto arguments = [](const Words& words, int gpus) {
+    Words with_program = words;
+    with_program.emplace_back("p");
+    return with_doctor_defaults(words, options(with_program), gpus);
+  };
+  CHECK(arguments({}, 0) == Words{"--standalone", "--num_gpus", "2", "--device", "cpu", "--timeout", "30"});
+  CHECK(arguments({}, 4) == Words{"--standalone", "--timeout", "30"});
+  CHECK(arguments({"--hostfile", "h"}, 0) == Words{"--hostfile", "h", "--timeout", "30"});
+  CHECK(arguments({"--num_gpus=2", "--timeout=5"}, 0) == Words{"--num_gpus=2", "--timeout=5"});
 }
 
 TEST_CASE("torchrun's and DeepSpeed's lines for one host are read as they mean it") {
@@ -182,6 +253,6 @@ TEST_CASE("mistakes name the option, what was expected and what was found") {
   CHECK_THAT(mistake({"--num_nodes", "2", "--exclude", "b", "p"}),
              Contains("--num_nodes") && Contains("--exclude"));
   CHECK_THAT(mistake({"--no_ssh", "p"}), Contains("--no_ssh") && Contains("--node_rank"));
-  CHECK_THAT(mistake({"--node_rank", "-1", "p"}), Contains("--node_rank"));
+  CHECK_THAT(mistake({"--node_rank", "-2", "p"}), Contains("--node_rank"));
   CHECK_THAT(mistake({"--module", "--no_python", "p"}), Contains("--module") && Contains("--no_python"));
 }

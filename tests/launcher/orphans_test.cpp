@@ -5,12 +5,15 @@
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <fstream>
 #include <string>
 #include <thread>
 
 #include "launcher/guardian.h"
 #include "tests/launcher/launched.h"
+#include "tests/support/temporary_folder.h"
 
+using Catch::Matchers::Contains;
 using zerorun::testing::Launched;
 using zerorun::testing::Process;
 using zerorun::testing::Result;
@@ -103,6 +106,49 @@ TEST_CASE("processes that have left the ranks' session end with the job too, whe
                  .script = "setsid sh -c 'trap \"\" TERM; sleep 300 & wait' & sleep 0.2"});
   CHECK(deaf.finish(8).exit_code == 0);
   deaf.wait_until_nothing_is_left();
+}
+
+TEST_CASE("a process that becomes an orphan while the job ends gets SIGTERM too") {
+  Launched job({.options = {"--grace", "15"},
+                .script = "setsid sh -c 'sh -c \"trap \\\": >$DIR/got; exit\\\" TERM; : >$DIR/up; "
+                          "while :; do sleep 0.05; done\" & wait' & "
+                          "while [ ! -e $DIR/up ]; do sleep 0.02; done"});
+  const Result result = job.finish(8);
+  CHECK(result.exit_code == 0);
+  CHECK(::access((job.folder() + "/got").c_str(), F_OK) == 0);
+  CHECK_THAT(result.err, Contains("1 process that a rank has left behind is ended with the job"));
+}
+
+TEST_CASE("a launcher of several hosts leaves alone what ran before it, and ends what its agent leaves") {
+  const zerorun::testing::TemporaryFolder folder;
+  const std::string hosts = folder.write("hosts", "localhost slots=1\n");
+  const pid_t launcher = ::fork();
+  REQUIRE(launcher >= 0);
+  if (launcher == 0) {
+    const pid_t before = ::fork();
+    if (before == 0) ::execl("/bin/sleep", "sleep", "60", nullptr);
+    std::ofstream(folder / "before") << before;
+    ::execl(ZERORUN_BINARY_DIR "/bin/zerorun", "zerorun", "--hostfile", hosts.c_str(), "--force_multi",
+            "/bin/true", nullptr);
+    _exit(99);
+  }
+  int status = -1;
+  REQUIRE(::waitpid(launcher, &status, 0) == launcher);
+  CHECK(status == 0);
+  pid_t before = -1;
+  std::ifstream(folder / "before") >> before;
+  REQUIRE(before > 0);
+  CHECK(zerorun::testing::is_alive(before));
+  ::kill(before, SIGKILL);
+
+  Launched job({.options = {"--hostfile", hosts, "--force_multi"},
+                .script = "setsid sh -c 'trap \"\" TERM; : >$DIR/up; while :; do sleep 0.1; done' & wait"});
+  job.wait_for_file("up");
+  for (const Process& process : job.processes()) {
+    if (process.name == "zerorun" && process.parent == job.pid()) ::kill(process.pid, SIGKILL);
+  }
+  CHECK(job.finish(15).exit_code == 1);
+  job.wait_until_nothing_is_left();
 }
 
 TEST_CASE("orphans of a rank are collected while the job goes on") {

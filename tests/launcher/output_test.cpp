@@ -58,9 +58,11 @@ TEST_CASE("the prefix begins when a second rank has printed") {
       {.options = {"--num_gpus", "2"},
        .script = "wait_for() { while [ ! -e $DIR/$1 ]; do sleep 0.02; done; }\n"
                  "if [ $RANK = 0 ]; then echo alone; wait_for two; echo together; echo err >&2; : >$DIR/end\n"
-                 "else wait_for one; echo hello; : >$DIR/two; wait_for end; fi"});
+                 "else wait_for one; echo hello; wait_for end; fi"});
   job.wait_for_output("alone\n");
   job.create_file("one");
+  job.wait_for_output("hello\n");  // the launcher may read the pipes of two ranks in any order
+  job.create_file("two");
   Result result = job.finish();
   CHECK(result.out == "alone\n[rank 1] hello\n[rank 0] together\n");
   CHECK_THAT(result.err, Contains("[rank 0] err\n"));

@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "base/listening.h"
+#include "base/port_holder.h"
 #include "tests/launcher/launched.h"
 
 using Catch::Matchers::Contains;
@@ -46,6 +47,19 @@ int free_port() {
 }
 
 }  // namespace
+
+TEST_CASE("the process that uses a port is looked for at the address") {
+  for (const std::string address : {"127.0.0.1", "::1", ""}) {
+    CAPTURE(address);
+    if (address == "::1" && ::access("/proc/net/if_inet6", R_OK) != 0) continue;
+    const ListeningSocket own = listen_on(address, 0);
+    const std::string process = "process " + std::to_string(::getpid()) + " ";
+    CHECK_THAT(zerorun::listener_on(address, own.port), Contains(process));
+    CHECK_THAT(zerorun::listener_on("", own.port), Contains(process));
+    CHECK_THAT(zerorun::listener_on("0.0.0.0", own.port), Contains(process));
+    CHECK(zerorun::listener_on("127.0.0.2", own.port).empty() == !address.empty());
+  }
+}
 
 TEST_CASE("listening: a free port, on one address only") {
   const ListeningSocket first = listen_on("127.0.0.1", 0);

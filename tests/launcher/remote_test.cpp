@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,6 +14,8 @@
 #include "base/error.h"
 #include "base/listening.h"
 #include "base/seal.h"
+#include "launcher/agent.h"
+#include "launcher/agent_link.h"
 #include "launcher/forwarded_environment.h"
 #include "launcher/frame_socket.h"
 #include "launcher/handshake.h"
@@ -126,6 +129,11 @@ TEST_CASE("variables of libraries are forwarded, and .deepspeed_env runs nothing
     CHECK_THROWS_WITH(parse_environment_file(text, "file"), Contains("file:1: expected NAME=VALUE"));
   }
   CHECK(merge_variables({{"A", "1"}, {"B", "2"}}, {{"A", "3"}}) == VariableList{{"B", "2"}, {"A", "3"}});
+  // A home folder in which this user may not look has no file.
+  const std::string home = std::getenv("HOME") != nullptr ? std::getenv("HOME") : "";
+  ::setenv("HOME", ("/" + std::string(5000, 'h')).c_str(), 1);
+  CHECK(read_environment_files().empty());
+  ::setenv("HOME", home.c_str(), 1);
 }
 
 TEST_CASE("an order with any bytes is the same after it was encoded and decoded") {
@@ -172,6 +180,66 @@ TEST_CASE("an order with any bytes is the same after it was encoded and decoded"
     CHECK_THROWS_WITH(decode<NodeOrder>(bad), Contains("invalid message between launcher and agent"));
   }
   CHECK_THROWS(decode<RankOutput>("abc"));
+}
+
+TEST_CASE("an address or a number that cannot be meant is refused") {
+  CHECK(decode<MeetingPoint>(encode(MeetingPoint{"fe80::1%eth0", 65535})).port == 65535);
+  for (const MeetingPoint& point : {MeetingPoint{"a\nb", 1},
+                                    {"a\x1b[2J", 1},
+                                    {"a;b", 1},
+                                    {std::string("a\0b", 3), 1},
+                                    {"a", 0},
+                                    {"a", -5},
+                                    {"a", 65536}}) {
+    CAPTURE(point.address, point.port);
+    CHECK_THROWS_WITH(decode<MeetingPoint>(encode(point)), Contains("invalid message"));
+  }
+  std::string large;
+  nlohmann::json::to_cbor(nlohmann::json::array({"a", (int64_t{1} << 40) + 80}), large);
+  CHECK_THROWS_WITH(decode<MeetingPoint>(large), Contains("expected a whole number from 1 to 65535"));
+  for (const auto& [type, payload] :
+       std::vector<std::pair<FrameType, std::string>>{{FrameType::end, "abc"},
+                                                      {FrameType::end, "-1"},
+                                                      {FrameType::end, "9223372036854775807"},
+                                                      {FrameType::end, "3600001"},
+                                                      {FrameType::read, ""},
+                                                      {FrameType::read, "1x"}}) {
+    CAPTURE(payload);
+    auto [mine, other] = connected();
+    AgentLink link{FrameSocket(std::move(mine))};
+    FrameSocket launcher(std::move(other));
+    launcher.send(type, payload);
+    launcher.service();
+    const auto receive = [&] {
+      for (int i = 0; i < 100; ++i) {
+        link.service();
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+    };
+    CHECK_THROWS_WITH(receive(), Contains("the launcher sent '" + payload + "': expected a number"));
+  }
+}
+
+TEST_CASE("a launcher that joins with a number takes no other one") {
+  const zerorun::ListeningSocket listening = zerorun::listen_on("127.0.0.1", 0);
+  const zerorun::Seal ticket("TICKET");
+  NodeOrder order;
+  order.nodes = {{"a", {0}}, {"b", {0}}, {"c", {0}}};
+  order.node = 1;
+  std::thread launcher([&] {
+    AgentGreeting greeting(UniqueFd(::accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)), ticket);
+    while (greeting.service() && !greeting.is_done()) continue;
+    FrameSocket socket(greeting.take());
+    socket.send(FrameType::order, encode(order));
+    for (int i = 0; i < 500 && !socket.is_closed(); ++i) {
+      socket.service();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  });
+  JoinPlan joining{{"127.0.0.1"}, listening.port,           "TICKET", {"1.0", 2, "c", ""},
+                   order,         std::chrono::seconds(10), true};
+  CHECK_THROWS_WITH(join_job(joining, 0, nullptr), Contains("expected 2, that of --node_rank"));
+  launcher.join();
 }
 
 TEST_CASE("frames arrive whole and in order, and an invalid frame closes the connection") {
