@@ -47,11 +47,13 @@ struct Options {
 };
 
 /// The local file system with a limited write speed.
-class SlowFileSystem : public FileSystem {
+class SlowFileSystem : public checkpoint::FileSystem {
  public:
   explicit SlowFileSystem(double bytes_per_ms) : bytes_per_ms_(bytes_per_ms) {}
 
-  int create(const fs::path& file, Caching caching) override { return files_.create(file, caching); }
+  int create(const fs::path& file, checkpoint::Caching caching) override {
+    return files_.create(file, caching);
+  }
   int open(const fs::path& file) override { return files_.open(file); }
   int create_nameless(const fs::path& folder) override { return files_.create_nameless(folder); }
   int link_open(int file, const fs::path& name) override { return files_.link_open(file, name); }
@@ -83,13 +85,15 @@ class SlowFileSystem : public FileSystem {
   int open_at(int folder, const std::string& name) override { return files_.open_at(folder, name); }
   int remove_at(int folder, const std::string& name) override { return files_.remove_at(folder, name); }
   std::optional<fs::path> link_target(const fs::path& path) override { return files_.link_target(path); }
-  std::optional<FileIdentity> identity(const fs::path& file) override { return files_.identity(file); }
-  std::shared_ptr<FolderLock> lock_folder(const fs::path& folder) override {
+  std::optional<checkpoint::FileIdentity> identity(const fs::path& file) override {
+    return files_.identity(file);
+  }
+  std::shared_ptr<checkpoint::FolderLock> lock_folder(const fs::path& folder) override {
     return files_.lock_folder(folder);
   }
 
  private:
-  FileSystem& files_ = local_file_system();
+  checkpoint::FileSystem& files_ = checkpoint::local_file_system();
   double bytes_per_ms_;
 };
 
@@ -178,7 +182,7 @@ class Training {
 
   /// Runs a block of steps. If `files` is given, saves after each step, and waits at the end until all saves
   /// are durable.
-  Block run(FileSystem* files) {
+  Block run(checkpoint::FileSystem* files) {
     Block block;
     communicator_->barrier("the start of a block")->wait();
     PeakMemory::reset();
@@ -207,13 +211,15 @@ class Training {
   double save_alone_ms() {
     communicator_->barrier("the start of a save")->wait();
     const auto begin = Clock::now();
-    save(local_file_system());
+    save(checkpoint::local_file_system());
     engine_->wait_for_checkpoint();
     return largest(milliseconds_since(begin));
   }
 
  private:
-  void save(FileSystem& files) { save_checkpoint(*state_, options_->folder, "", {.keep_last = 1}, files); }
+  void save(checkpoint::FileSystem& files) {
+    save_checkpoint(*state_, options_->folder, "", {.keep_last = 1}, files);
+  }
 
   const Options* options_;
   WorkMeter meter_;
@@ -228,13 +234,13 @@ int run_rank(const Options& options) {
   at::set_num_threads(1);
   Training training(options);
   training.run(nullptr);
-  training.run(&local_file_system());
+  training.run(&checkpoint::local_file_system());
   std::vector<double> without, with, ratio, beside_dd, cpu_without, cpu_with, call, copy, kept, save_gb_s,
       dd_gb_s, of_dd;
   const double bytes = training.state_bytes();
   for (int round = 0; round < options.rounds; ++round) {
     const Block plain = training.run(nullptr);
-    const Block saving = training.run(&local_file_system());
+    const Block saving = training.run(&checkpoint::local_file_system());
     without.push_back(plain.step_ms);
     with.push_back(saving.step_ms);
     ratio.push_back(saving.step_ms / plain.step_ms);

@@ -19,6 +19,8 @@
 #include "base/program.h"
 #include "device/cpu_device.h"
 #include "device/dtypes.h"
+#include "device/step_facts.h"
+#include "device/update_rule.h"
 
 namespace zerorun {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace {
 
 constexpr size_t kDigits = 16;
@@ -35,4 +35,4 @@ uint64_t from_hexadecimal(const std::string& text) {
   return checksum;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

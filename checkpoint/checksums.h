@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 inline constexpr int64_t kChecksumBlock = int64_t{1} << 20;
 
@@ -19,4 +19,4 @@ uint64_t checksum_of(std::span<const std::byte> block);
 std::string to_hexadecimal(uint64_t checksum);
 uint64_t from_hexadecimal(const std::string& text);
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

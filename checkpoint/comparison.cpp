@@ -10,7 +10,7 @@
 #include "base/narrow_floats.h"
 #include "checkpoint/state_header.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace {
 
 std::string to_text(const std::vector<int64_t>& values) {
@@ -187,4 +187,4 @@ CheckpointComparison compare_checkpoints(SavedState& first, SavedState& second) 
   return Comparison(first, second).run();
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

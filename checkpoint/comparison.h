@@ -8,7 +8,7 @@
 
 #include "checkpoint/saved_state.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 /// A member of the manifest whose values in the two checkpoints differ. A value is empty if its checkpoint
 /// does not have the member.
@@ -40,4 +40,4 @@ struct CheckpointComparison {
 /// memory besides the manifests. Throws UserError for damaged files.
 CheckpointComparison compare_checkpoints(SavedState& first, SavedState& second);
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

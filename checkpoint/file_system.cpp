@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "base/unique_fd.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -299,4 +299,4 @@ void make_folders(FileSystem& files, const fs::path& folder) {
   check_done(files.sync_folder(above), above, "synced");
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -13,7 +13,7 @@
 
 #include "checkpoint/folder_lock.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 /// Tells a file from every other one, also from one that has replaced it under the same name.
 struct FileIdentity {
@@ -138,4 +138,4 @@ void write_text(FileSystem& files, const std::filesystem::path& path, const std:
 /// this.
 void make_folders(FileSystem& files, const std::filesystem::path& folder);
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -20,7 +20,7 @@
 #include "base/unique_fd.h"
 #include "checkpoint/file_system.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -183,4 +183,4 @@ std::string host_name() {
   return host.data();
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

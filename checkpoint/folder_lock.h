@@ -15,7 +15,7 @@
 #include <optional>
 #include <string>
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 inline constexpr const char* kLockName = ".zerorun-lock";
 
@@ -52,4 +52,4 @@ std::shared_ptr<FolderLock> lock_local_folder(const std::filesystem::path& folde
 /// Returns this host's name.
 std::string host_name();
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

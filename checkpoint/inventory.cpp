@@ -12,7 +12,7 @@
 #include "checkpoint/old_tags.h"
 #include "checkpoint/publication.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -170,4 +170,4 @@ fs::path checkpoint_folder(FileSystem& files, const fs::path& path, const std::s
                   (found.empty() ? "" : "; its tags are" + found));
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

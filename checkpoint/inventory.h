@@ -11,7 +11,7 @@
 #include "checkpoint/file_system.h"
 #include "checkpoint/manifest.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 enum class TagState {
   complete,    // published; the manifest is readable and all files have their recorded length
@@ -62,4 +62,4 @@ bool prune(FileSystem& files, const std::filesystem::path& directory, PrunePlan&
 std::filesystem::path checkpoint_folder(FileSystem& files, const std::filesystem::path& path,
                                         const std::string& tag);
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

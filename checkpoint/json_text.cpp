@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace {
 
 using nlohmann::json;
@@ -102,4 +102,4 @@ std::string printable_text(const std::string& text) {
   return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 /// JSON deeper than this is refused, because writing or destroying it could overflow the stack.
 constexpr int kDeepestJson = 1000;
@@ -18,4 +18,4 @@ void check_json(const std::string& text, const std::string& what);
 /// `text` for a message: each byte that is not part of valid UTF-8 is replaced.
 std::string printable_text(const std::string& text);
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -10,7 +10,7 @@
 #include "checkpoint/checksums.h"
 #include "checkpoint/json_text.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace {
 
 using nlohmann::json;
@@ -390,4 +390,4 @@ void add_part(Manifest& manifest, const std::string& text, const std::string& pl
   manifest.numbers.push_back(parse_numbers(part.at("numbers")));
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

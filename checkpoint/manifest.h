@@ -11,7 +11,7 @@
 
 #include "checkpoint/state_file.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 /// A number or a byte string that a restart needs in addition to the slices.
 using RestartValue = std::variant<int64_t, double, std::vector<uint8_t>>;
@@ -74,4 +74,4 @@ std::optional<ManifestOutline> outline_of(const std::string& text);
 std::string to_json(const std::map<std::string, StateFileFacts>& files, const RestartValues& numbers);
 void add_part(Manifest& manifest, const std::string& text, const std::string& place);
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 void MemorySnapshot::take(int64_t offset, std::span<std::byte> into) {
   const std::lock_guard lock(mutex_);
@@ -26,4 +26,4 @@ int64_t MemorySnapshot::keep() {
   return static_cast<int64_t>(rest.size());
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <span>
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 class MemorySnapshot {
  public:
@@ -34,4 +34,4 @@ class MemorySnapshot {
   int64_t kept_from_ = 0;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -9,7 +9,7 @@
 #include "checkpoint/own_folder.h"
 #include "checkpoint/publication.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -104,4 +104,4 @@ bool try_remove_tag(FileSystem& files, const fs::path& directory, const OldTag& 
   }
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -10,7 +10,7 @@
 
 #include "checkpoint/file_system.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 /// A tag that is to be removed.
 struct OldTag {
@@ -35,4 +35,4 @@ bool try_remove_tag(FileSystem& files, const std::filesystem::path& directory, c
 /// As latest_tag(), but throws UserError if `latest` names no checkpoint of the folder.
 std::optional<std::string> latest_to_keep(FileSystem& files, const std::filesystem::path& directory);
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -14,7 +14,7 @@
 #include "base/random_bits.h"
 #include "checkpoint/manifest.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -184,4 +184,4 @@ void sweep(FileSystem& files, const fs::path& directory, const std::function<voi
   }
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

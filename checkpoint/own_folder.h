@@ -13,7 +13,7 @@
 
 #include "checkpoint/file_system.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 inline constexpr const char* kManifestName = "manifest.json";
 /// The marker: a file in a folder whose checkpoint is not published yet. It names the save and its host.
@@ -85,4 +85,4 @@ void remove_own_folder(FileSystem& files, const std::filesystem::path& folder);
 /// cannot be removed. Calls `waiting` often.
 void sweep(FileSystem& files, const std::filesystem::path& directory, const std::function<void()>& waiting);
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

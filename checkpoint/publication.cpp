@@ -17,7 +17,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/old_tags.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -223,4 +223,4 @@ std::optional<std::string> latest_tag(FileSystem& files, const fs::path& directo
   return text;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -16,7 +16,7 @@
 #include "checkpoint/file_system.h"
 #include "checkpoint/own_folder.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 /// Throws UserError unless `tag` can be the name of a checkpoint's folder.
 void check_tag(const std::string& tag);
@@ -84,4 +84,4 @@ std::vector<std::string> published_tags(FileSystem& files, const std::filesystem
 /// if there is no such file.
 std::optional<std::string> latest_tag(FileSystem& files, const std::filesystem::path& directory);
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

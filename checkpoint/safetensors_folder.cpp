@@ -58,16 +58,17 @@ std::string header_of(std::span<const TensorToStore> tensors) {
 }  // namespace
 
 int64_t TensorToStore::bytes() const {
-  int64_t bytes = element_bytes(dtype);
+  int64_t bytes = checkpoint::element_bytes(dtype);
   for (const int64_t size : shape) bytes *= size;
   return bytes;
 }
 
-SafetensorsFolder::SafetensorsFolder(FileSystem& files, fs::path folder, std::vector<TensorToStore> tensors,
-                                     int64_t max_shard_bytes, std::string stem)
+SafetensorsFolder::SafetensorsFolder(checkpoint::FileSystem& files, fs::path folder,
+                                     std::vector<TensorToStore> tensors, int64_t max_shard_bytes,
+                                     std::string stem)
     : files_(&files), folder_(std::move(folder)), stem_(std::move(stem)), tensors_(std::move(tensors)) {
   if (tensors_.empty()) throw UserError(folder_.string() + ": no tensors to write");
-  make_folders(*files_, folder_);
+  checkpoint::make_folders(*files_, folder_);
   plan_shards(max_shard_bytes);
   begin_shard();
 }
@@ -97,8 +98,8 @@ void SafetensorsFolder::begin_shard() {
   const Shard& shard = shards_[current_];
   const fs::path path = partial(shard.name);
   const int removed = files_->remove_file(path);
-  if (removed != -ENOENT && removed != -ENOTDIR) check_done(removed, path, "removed");
-  file_.emplace(OpenFile::create(*files_, path));
+  if (removed != -ENOENT && removed != -ENOTDIR) checkpoint::check_done(removed, path, "removed");
+  file_.emplace(checkpoint::OpenFile::create(*files_, path));
   const std::string header = header_of(std::span(tensors_).subspan(shard.first, shard.end - shard.first));
   header_bytes_ = static_cast<int64_t>(header.size());
   file_->write(std::as_bytes(std::span(header)), 0);
@@ -136,16 +137,17 @@ std::vector<std::string> SafetensorsFolder::finish() {
   remove_earlier_export();
   std::vector<std::string> names;
   for (const Shard& shard : shards_) {
-    check_done(files_->rename(partial(shard.name), folder_ / shard.name), folder_ / shard.name, "written");
+    checkpoint::check_done(files_->rename(partial(shard.name), folder_ / shard.name), folder_ / shard.name,
+                           "written");
     names.push_back(shard.name);
   }
   finished_ = true;
   if (shards_.size() > 1) {
-    check_done(files_->sync_folder(folder_), folder_, "synced");
+    checkpoint::check_done(files_->sync_folder(folder_), folder_, "synced");
     write_index();
     names.push_back(index_name(stem_));
   }
-  check_done(files_->sync_folder(folder_), folder_, "synced");
+  checkpoint::check_done(files_->sync_folder(folder_), folder_, "synced");
   return names;
 }
 
@@ -162,9 +164,9 @@ void SafetensorsFolder::write_index() const {
   const std::string name = index_name(stem_);
   const fs::path path = partial(name);
   const int removed = files_->remove_file(path);
-  if (removed != -ENOENT) check_done(removed, path, "removed");
+  if (removed != -ENOENT) checkpoint::check_done(removed, path, "removed");
   write_text(*files_, path, index.dump(2) + "\n");
-  check_done(files_->rename(path, folder_ / name), folder_ / name, "written");
+  checkpoint::check_done(files_->rename(path, folder_ / name), folder_ / name, "written");
 }
 
 void SafetensorsFolder::remove_earlier_export() const {
@@ -172,10 +174,10 @@ void SafetensorsFolder::remove_earlier_export() const {
     if (!is_exported(name, stem_)) continue;
     const bool is_replaced =
         std::ranges::any_of(shards_, [&](const Shard& shard) { return shard.name == name; });
-    if (!is_replaced) check_done(files_->remove_file(folder_ / name), folder_ / name, "removed");
+    if (!is_replaced) checkpoint::check_done(files_->remove_file(folder_ / name), folder_ / name, "removed");
   }
   // Makes the removals durable: a crash must not leave an old index beside new shards.
-  check_done(files_->sync_folder(folder_), folder_, "synced");
+  checkpoint::check_done(files_->sync_folder(folder_), folder_, "synced");
 }
 
 }  // namespace zerorun

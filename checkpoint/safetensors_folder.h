@@ -26,8 +26,8 @@ class SafetensorsFolder {
  public:
   /// Each shard has at most `max_shard_bytes` bytes of data, or a single larger tensor. The names of the
   /// files begin with `stem`. `files` must outlive this object. Throws UserError naming the file.
-  SafetensorsFolder(FileSystem& files, std::filesystem::path folder, std::vector<TensorToStore> tensors,
-                    int64_t max_shard_bytes, std::string stem = "model");
+  SafetensorsFolder(checkpoint::FileSystem& files, std::filesystem::path folder,
+                    std::vector<TensorToStore> tensors, int64_t max_shard_bytes, std::string stem = "model");
   /// Removes files that finish() has not renamed to their final names.
   ~SafetensorsFolder();
   SafetensorsFolder(const SafetensorsFolder&) = delete;
@@ -54,13 +54,13 @@ class SafetensorsFolder {
   void write_index() const;
   void remove_earlier_export() const;
 
-  FileSystem* files_;
+  checkpoint::FileSystem* files_;
   std::filesystem::path folder_;
   std::string stem_;
   std::vector<TensorToStore> tensors_;
   std::vector<Shard> shards_;
   size_t current_ = 0;  // index of the current shard
-  std::optional<OpenFile> file_;
+  std::optional<checkpoint::OpenFile> file_;
   int64_t header_bytes_ = 0;
   int64_t written_ = 0;  // bytes of data written to the current shard
   bool finished_ = false;

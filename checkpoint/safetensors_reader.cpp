@@ -205,12 +205,12 @@ constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
 // Opens a file that must exist. Throws UserError.
-OpenFile open_file(FileSystem& files, const fs::path& path) {
+checkpoint::OpenFile open_file(checkpoint::FileSystem& files, const fs::path& path) {
   const int number = files.open(path);
   if (number == -ENOENT) throw UserError(path.string() + ": no such file (expected a .safetensors file)");
-  check_done(number, path, "opened");
+  checkpoint::check_done(number, path, "opened");
   files.close(number);
-  return OpenFile::open(files, path);
+  return checkpoint::OpenFile::open(files, path);
 }
 
 // Returns the distinct files that an index names. Throws UserError for a file outside the folder.
@@ -239,7 +239,7 @@ std::string to_string(const TensorInfo& info) {
   return info.dtype + " " + to_string(info.shape);
 }
 
-SafetensorsReader::SafetensorsReader(const fs::path& path, FileSystem& files) {
+SafetensorsReader::SafetensorsReader(const fs::path& path, checkpoint::FileSystem& files) {
   const auto names = files.list(path);
   auto has = [&](const char* name) { return std::ranges::find(*names, name) != names->end(); };
   if (!names) {
@@ -254,7 +254,7 @@ SafetensorsReader::SafetensorsReader(const fs::path& path, FileSystem& files) {
   }
 }
 
-void SafetensorsReader::add_indexed_files(FileSystem& files, const fs::path& path) {
+void SafetensorsReader::add_indexed_files(checkpoint::FileSystem& files, const fs::path& path) {
   const std::string where = path.string() + ": ";
   const json index = json::parse(read_text(files, path).value_or(""), nullptr, /*allow_exceptions=*/false);
   if (index.is_discarded()) throw UserError(where + "not valid JSON");
@@ -266,10 +266,10 @@ void SafetensorsReader::add_indexed_files(FileSystem& files, const fs::path& pat
   }
 }
 
-void SafetensorsReader::add_file(FileSystem& files, const fs::path& path) {
+void SafetensorsReader::add_file(checkpoint::FileSystem& files, const fs::path& path) {
   const std::string where = path.string() + ": ";
   files_.push_back(open_file(files, path));
-  const OpenFile& file = files_.back();
+  const checkpoint::OpenFile& file = files_.back();
   const auto file_bytes = static_cast<uint64_t>(file.size());
   std::array<std::byte, kLengthBytes> length_bytes{};
   if (file_bytes < kLengthBytes) {

@@ -36,7 +36,8 @@ class SafetensorsReader {
   /// `path` is a file or a folder. A folder has either model.safetensors, or model.safetensors.index.json and
   /// the files that it names. Reads and checks all headers. Throws UserError naming the file, and the tensor
   /// if one is invalid.
-  explicit SafetensorsReader(const std::filesystem::path& path, FileSystem& files = local_file_system());
+  explicit SafetensorsReader(const std::filesystem::path& path,
+                             checkpoint::FileSystem& files = checkpoint::local_file_system());
 
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
   /// Returns the file that has the tensor, for messages.
@@ -47,10 +48,10 @@ class SafetensorsReader {
   void read(const TensorInfo& info, uint64_t begin, std::span<std::byte> into) const;
 
  private:
-  void add_file(FileSystem& files, const std::filesystem::path& path);
-  void add_indexed_files(FileSystem& files, const std::filesystem::path& index);
+  void add_file(checkpoint::FileSystem& files, const std::filesystem::path& path);
+  void add_indexed_files(checkpoint::FileSystem& files, const std::filesystem::path& index);
 
-  std::vector<OpenFile> files_;
+  std::vector<checkpoint::OpenFile> files_;
   std::vector<uint64_t> data_starts_;  // by file
   std::map<std::string, TensorInfo> tensors_;
 };

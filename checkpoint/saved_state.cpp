@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "checkpoint/publication.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -98,4 +98,4 @@ int64_t SavedState::bytes_read() const {
   return bytes;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -13,7 +13,7 @@
 
 #include "checkpoint/manifest.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 class SavedState {
  public:
@@ -49,4 +49,4 @@ class SavedState {
   int64_t bytes_before_ = 0;  // bytes read by readers that have been closed
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

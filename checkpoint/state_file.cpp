@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "checkpoint/checksums.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -212,4 +212,4 @@ void StateFileReader::read(const StateRange& range, int64_t begin, std::span<std
   }
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -17,7 +17,7 @@
 #include "checkpoint/memory_snapshot.h"
 #include "checkpoint/state_header.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 struct RangeToWrite {
   StateRange range;  // `offset` is set by write_state_file()
@@ -89,4 +89,4 @@ class StateFileReader {
   int64_t bytes_read_ = 0;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

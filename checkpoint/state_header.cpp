@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "checkpoint/file_system.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace {
 
 constexpr int64_t kHeaderLengthBytes = 8;
@@ -73,4 +73,4 @@ std::string state_header(const std::map<std::string, std::string>& metadata,
   return whole + text;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

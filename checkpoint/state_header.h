@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 /// Consecutive elements of one state of one parameter, and their position in a file.
 struct StateRange {
@@ -38,4 +38,4 @@ int64_t pack(std::vector<StateRange>& ranges);
 std::string state_header(const std::map<std::string, std::string>& metadata,
                          std::span<const StateRange> ranges, int64_t data_bytes, int64_t least_bytes = 0);
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -11,7 +11,7 @@
 #include "checkpoint/checksums.h"
 #include "checkpoint/saved_state.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
@@ -141,4 +141,4 @@ Verification verify_checkpoint(FileSystem& files, const fs::path& folder) {
   return result;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -10,7 +10,7 @@
 
 #include "checkpoint/file_system.h"
 
-namespace zerorun {
+namespace zerorun::checkpoint {
 
 struct Damage {
   std::string file;    // empty: the checkpoint as a whole
@@ -29,4 +29,4 @@ struct Verification {
 /// unreadable.
 Verification verify_checkpoint(FileSystem& files, const std::filesystem::path& folder);
 
-}  // namespace zerorun
+}  // namespace zerorun::checkpoint

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "config/suggestion.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr int64_t max_hidden_size = 1 << 30;  // its square fits 64 bits
@@ -112,4 +112,4 @@ void check_automatic_options(const LoadOptions& options) {
   }
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -9,7 +9,7 @@
 #include "config/config_types.h"
 #include "config/value_check.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 struct AutomaticValue {
   Source source = Source::open;
@@ -44,4 +44,4 @@ std::string how_to_give(const KeyFact& fact);
 /// or cannot be "auto".
 void check_automatic_options(const LoadOptions& options);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -2,7 +2,7 @@
 
 #include "config/sections.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr std::string_view train_key = "train_batch_size";
@@ -107,4 +107,4 @@ BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> world
   return batch;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -10,7 +10,7 @@
 #include "config/diagnostics.h"
 #include "config/settings.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 struct CheckOptions {
   std::optional<int> world_size = {};  // absent: batch sizes are checked, but a missing one is not computed
@@ -40,4 +40,4 @@ std::string read_config_file(const std::filesystem::path& file);
 /// say where each value comes from. The result is a valid configuration itself.
 std::string show_settings(const Settings& settings);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

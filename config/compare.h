@@ -6,7 +6,7 @@
 
 #include "config/settings.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 struct Difference {
   std::string path;
@@ -18,4 +18,4 @@ struct Difference {
 /// change a run: old names, the order of keys, comments, defaults written out, and keys without an effect.
 std::vector<Difference> compare_settings(const Settings& first, const Settings& second);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -8,7 +8,7 @@
 #include "config/reader.h"
 #include "config/sections.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 /// Makes the Config from settings that have passed the checks against the key table. Applies the rules that
@@ -72,7 +72,9 @@ CheckedConfig check_config(std::string_view text, const std::string& origin, con
   return checked;
 }
 
-Config parse_config(std::string_view text, const std::string& origin, const LoadOptions& options) {
+namespace {
+
+Config parse(std::string_view text, const std::string& origin, const LoadOptions& options) {
   ZR_CHECK(options.world_size >= 1, "world size " + std::to_string(options.world_size));
   check_automatic_options(options);
   Diagnostics diagnostics(origin, text);
@@ -96,12 +98,21 @@ Config parse_config(std::string_view text, const std::string& origin, const Load
   return config;
 }
 
+}  // namespace
+}  // namespace zerorun::config
+
+namespace zerorun {
+
+Config parse_config(std::string_view text, const std::string& origin, const LoadOptions& options) {
+  return config::parse(text, origin, options);
+}
+
 Config parse_config(std::string_view text, const std::string& origin, int world_size) {
   return parse_config(text, origin, LoadOptions{.world_size = world_size});
 }
 
 Config load_config(const std::filesystem::path& file, const LoadOptions& options) {
-  return parse_config(read_config_file(file), file.string(), options);
+  return parse_config(config::read_config_file(file), file.string(), options);
 }
 
 Config load_config(const std::filesystem::path& file, int world_size) {

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/printable.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr std::size_t max_kept = 1000;       // messages kept per severity
@@ -122,4 +122,4 @@ std::string in_quotes(std::string_view text) {
   return result;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

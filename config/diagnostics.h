@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::config {
 
 /// A position in a text. `line` and `column` count from 1, and `offset` counts bytes from the start of the
 /// file. A column is one character: a tab or a multi-byte UTF-8 character is one column.
@@ -90,4 +90,4 @@ std::string shortened(std::string_view text, std::size_t max_bytes = max_shown_b
 /// `shortened(text)` in double quotes.
 std::string in_quotes(std::string_view text);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -10,7 +10,7 @@
 
 #include "config/tokens.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 using Json = nlohmann::json;
@@ -294,4 +294,4 @@ std::string describe(const Value& value) {
   return value.kind == ValueKind::object ? "an object" : shortened(value.literal);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -12,7 +12,7 @@
 
 #include "config/diagnostics.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 /// The maximum nesting of brackets. The limit keeps recursive functions on the tree from running out of
 /// stack.
@@ -49,4 +49,4 @@ std::optional<Value> read_document(std::string_view text, Diagnostics& diagnosti
 /// Describes a value in a message: scalars as written, else "an array" or "an object".
 std::string describe(const Value& value);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -5,7 +5,7 @@
 #include "config/check.h"
 #include "config/compare.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr std::size_t comment_column = 64;
@@ -168,4 +168,4 @@ std::vector<Difference> compare_settings(const Settings& first, const Settings& 
   return differences;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -9,7 +9,7 @@
 #include "base/small_file.h"
 #include "config/check.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr std::size_t max_file_bytes = 16 << 20;
@@ -45,4 +45,4 @@ std::string read_config_file(const std::filesystem::path& file) {
   return std::move(read.text);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

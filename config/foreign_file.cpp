@@ -3,7 +3,7 @@
 #include <array>
 #include <cctype>
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 // Whether `text` has this key, as JSON ("key":) or YAML (key: at the start of a line).
@@ -46,4 +46,4 @@ const ForeignFile* recognise_foreign_file(std::string_view text) {
   return nullptr;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

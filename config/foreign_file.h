@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-namespace zerorun {
+namespace zerorun::config {
 
 struct ForeignFile {
   std::string_view name;    // such as "a file of `accelerate config`"
@@ -13,4 +13,4 @@ struct ForeignFile {
 /// Whose file `text` is; null if it is none of the known ones (accelerate, axolotl, transformers).
 const ForeignFile* recognise_foreign_file(std::string_view text);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -1,6 +1,6 @@
 #include "config/sections.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr std::string_view prescale_key = "prescale_gradients";
@@ -37,4 +37,4 @@ void resolve_gradients(const Resolution& resolution, Config& config) {
   }
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -20,7 +20,7 @@
 #include <limits>
 #include <string_view>
 
-namespace zerorun {
+namespace zerorun::config {
 
 enum class KeyType {
   section,  // an object whose keys have rows of their own
@@ -198,4 +198,4 @@ constexpr KeyFact choice(std::string_view path, std::string_view fallback, std::
 
 }  // namespace keys
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "config/keys/tables.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 class Table {
@@ -169,4 +169,4 @@ std::string in_words(std::string_view list) {
   return text;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -9,7 +9,7 @@
 
 #include "config/key_fact.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 /// All rows. A section's row comes before the rows of its keys.
 const std::vector<const KeyFact*>& key_facts();
@@ -63,4 +63,4 @@ bool has_word(std::string_view list, std::string_view word);
 /// Joins the words of a space-separated list with "or".
 std::string in_words(std::string_view list);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

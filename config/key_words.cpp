@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "config/key_table.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr std::string_view write_object = "write an object in braces, or leave the key out";
@@ -160,4 +160,4 @@ std::string_view nearest_supported(const KeyFact& fact, std::string_view word) {
   return word;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

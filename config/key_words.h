@@ -6,7 +6,7 @@
 
 #include "config/key_fact.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 /// The words that describe one type of value.
 struct TypeWords {
@@ -51,4 +51,4 @@ std::string supported_in_any_case(const KeyFact& fact);
 /// replacement.
 std::string_view nearest_supported(const KeyFact& fact, std::string_view word);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

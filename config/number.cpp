@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr int64_t huge_exponent = 1'000'000'000;  // larger than the number of digits of any literal
@@ -81,4 +81,4 @@ bool is_number(std::string_view text) {
   return bare && nlohmann::json::accept(text);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

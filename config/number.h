@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace zerorun {
+namespace zerorun::config {
 
 enum class IntegerOutcome { exact, fractional, out_of_range };
 
@@ -24,4 +24,4 @@ bool is_written_zero(std::string_view literal);
 /// Whether `text` is a JSON number that a double can hold.
 bool is_number(std::string_view text);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -1,6 +1,6 @@
 #include "config/sections.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 // The default of torch.optim.AdamW. All other optimizers default to 0.
@@ -122,12 +122,6 @@ MuonConfig resolve_muon(const Resolution& resolution) {
 
 }  // namespace
 
-const char* name_of(const OptimizerConfig& optimizer) {
-  constexpr const char* names[] = {"", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon"};
-  if (const auto* adam = std::get_if<AdamConfig>(&optimizer)) return adam->decoupled ? "AdamW" : "Adam";
-  return names[optimizer.index()];
-}
-
 std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
   if (!settings.find("optimizer")) return std::nullopt;
@@ -140,6 +134,16 @@ std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution) {
   if (type == "Lamb") return resolve_lamb(resolution);
   if (type == "Muon") return resolve_muon(resolution);
   return std::nullopt;  // the type was refused and has been reported
+}
+
+}  // namespace zerorun::config
+
+namespace zerorun {
+
+const char* name_of(const OptimizerConfig& optimizer) {
+  constexpr const char* names[] = {"", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon"};
+  if (const auto* adam = std::get_if<AdamConfig>(&optimizer)) return adam->decoupled ? "AdamW" : "Adam";
+  return names[optimizer.index()];
 }
 
 }  // namespace zerorun

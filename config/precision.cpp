@@ -4,7 +4,7 @@
 #include "base/dtype.h"
 #include "config/sections.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr std::string_view fp16_key = "fp16.enabled";
@@ -157,4 +157,4 @@ PrecisionConfig resolve_precision(const Resolution& resolution) {
   return precision;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

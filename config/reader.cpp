@@ -8,7 +8,7 @@
 #include "config/suggestion.h"
 #include "config/value_check.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 enum class Switch { off, open, on };  // open: "auto" without a value yet
@@ -343,4 +343,4 @@ Settings read_settings(const Value& document, const ReadOptions& options, Diagno
   return Reader(options, diagnostics).run(document);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -9,7 +9,7 @@
 #include "config/document.h"
 #include "config/settings.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 enum class Purpose {
   check,  // an "auto" without a value is accepted
@@ -25,4 +25,4 @@ struct ReadOptions {
 
 Settings read_settings(const Value& document, const ReadOptions& options, Diagnostics& diagnostics);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

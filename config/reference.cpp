@@ -6,7 +6,7 @@
 #include "config/key_table.h"
 #include "config/key_words.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr std::string_view introduction = R"(# ds_config.json, key by key
@@ -210,4 +210,4 @@ std::string config_reference() {
   return page;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

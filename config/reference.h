@@ -3,9 +3,9 @@
 
 #include <string>
 
-namespace zerorun {
+namespace zerorun::config {
 
 /// The text of docs/ds_config.md.
 std::string config_reference();
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -1,6 +1,6 @@
 #include "config/sections.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr double warmup_decay_max_lr =
@@ -151,4 +151,4 @@ std::optional<SchedulerConfig> resolve_scheduler(const Resolution& resolution) {
   return std::nullopt;  // the type is missing or not supported, which has been reported
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

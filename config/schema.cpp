@@ -10,7 +10,7 @@
 #include "config/key_words.h"
 #include "config/schema_rules.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -234,4 +234,4 @@ std::string config_schema() {
   return schema.dump(2) + "\n";
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -4,9 +4,9 @@
 
 #include <string>
 
-namespace zerorun {
+namespace zerorun::config {
 
 /// The text of schemas/ds_config.schema.json.
 std::string config_schema();
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -8,7 +8,7 @@
 #include "config/key_table.h"
 #include "config/key_words.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -232,4 +232,4 @@ std::vector<Json> section_rules(std::string_view section) {
   return rules;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -9,7 +9,7 @@
 
 #include "config/key_fact.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 /// Returns a schema that accepts only those values of a refused key that leave its feature off, such as the
 /// default.
@@ -27,4 +27,4 @@ std::string choice_pattern(const KeyFact& choice, std::string_view words);
 /// other.
 std::vector<nlohmann::ordered_json> section_rules(std::string_view section);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -11,7 +11,7 @@
 #include "config/reader.h"
 #include "config/settings.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 /// The settings of one load, with the diagnostics about them.
 struct Resolution {
@@ -38,4 +38,4 @@ PrecisionConfig resolve_precision(const Resolution& resolution);
 /// Resolves gradient clipping, and how gradients are averaged or summed over ranks.
 void resolve_gradients(const Resolution& resolution, Config& config);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

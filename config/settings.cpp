@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 template <typename Number>
@@ -109,4 +109,4 @@ std::string Settings::written(std::string_view path) const {
   return setting && setting->at ? setting->written : std::string(path);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

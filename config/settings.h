@@ -13,7 +13,7 @@
 #include "config/diagnostics.h"
 #include "config/key_table.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 /// monostate stands for sections, lists of texts and objects, whose content is not kept.
 using SettingValue = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
@@ -87,4 +87,4 @@ class Settings {
 /// The default of a key as a value, or monostate if it has none.
 SettingValue fallback_of(const KeyFact& fact);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -9,7 +9,7 @@
 #include "config/key_table.h"
 #include "config/key_words.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr std::size_t max_shown_places = 2;  // a name that is in more sections than this is not suggested
@@ -215,4 +215,4 @@ Remedy unknown_key(std::string_view section, std::string_view name, const Value&
   return {"remove it (remarks can be written as // comments)"};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

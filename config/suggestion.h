@@ -9,7 +9,7 @@
 #include "config/document.h"
 #include "config/key_fact.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 /// The edit distance of `a` and `b`, ignoring case: the number of letters to insert, delete, replace or
 /// transpose.
@@ -28,4 +28,4 @@ struct Remedy {
 /// top level). `value` is the key's value in the file.
 Remedy unknown_key(std::string_view section, std::string_view name, const Value& value = {});
 
-}  // namespace zerorun
+}  // namespace zerorun::config

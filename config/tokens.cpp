@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <utility>
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr std::string_view utf8_mark = "\xEF\xBB\xBF";
@@ -115,4 +115,4 @@ void Tokens::skip_word() {
   }
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -6,7 +6,7 @@
 
 #include "config/diagnostics.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 enum class TokenKind { open_object, close_object, open_array, close_array, comma, colon, string, word, end };
 
@@ -47,4 +47,4 @@ class Tokens {
   std::size_t count_ = 0;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::config

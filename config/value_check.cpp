@@ -9,7 +9,7 @@
 #include "config/number.h"
 #include "config/suggestion.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 bool within(const ValueRange& range, double value) {
@@ -228,4 +228,4 @@ std::string match_choice(const KeyFact& fact, std::string_view text) {
   return match;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

@@ -9,7 +9,7 @@
 #include "config/document.h"
 #include "config/settings.h"
 
-namespace zerorun {
+namespace zerorun::config {
 
 enum class Fit {
   value,
@@ -45,4 +45,4 @@ std::string advice_of(const KeyFact& fact);
 /// Returns the choice that `text` matches, as the table spells it; empty if it matches none.
 std::string match_choice(const KeyFact& fact, std::string_view text);
 
-}  // namespace zerorun
+}  // namespace zerorun::config

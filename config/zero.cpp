@@ -1,6 +1,6 @@
 #include "config/sections.h"
 
-namespace zerorun {
+namespace zerorun::config {
 namespace {
 
 constexpr std::string_view offloads[] = {"zero_optimization.offload_optimizer",
@@ -91,4 +91,4 @@ ZeroConfig resolve_zero(const Resolution& resolution) {
   return zero;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::config

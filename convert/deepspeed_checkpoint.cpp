@@ -8,7 +8,7 @@
 #include "checkpoint/state_header.h"
 #include "convert/deepspeed_contents.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 constexpr const char* kValue = "value";
@@ -115,7 +115,8 @@ void read_aliases(DeepSpeedContents& contents) {
 
 }  // namespace
 
-DeepSpeedCheckpoint read_deepspeed_checkpoint(FileSystem& files, const std::filesystem::path& folder) {
+DeepSpeedCheckpoint read_deepspeed_checkpoint(checkpoint::FileSystem& files,
+                                              const std::filesystem::path& folder) {
   DeepSpeedContents contents;
   contents.files = &files;
   contents.folder = find_deepspeed_files(files, folder);
@@ -154,7 +155,7 @@ DeepSpeedCheckpoint read_deepspeed_checkpoint(FileSystem& files, const std::file
 }
 
 void read(const SourceState& state, int64_t begin, std::span<std::byte> into) {
-  const int64_t size = element_bytes(state.dtype);
+  const int64_t size = checkpoint::element_bytes(state.dtype);
   int64_t first = 0;
   for (const SourcePiece& piece : state.pieces) {
     const int64_t skipped = std::max<int64_t>(0, begin - first);
@@ -169,4 +170,4 @@ void read(const SourceState& state, int64_t begin, std::span<std::byte> into) {
   ZR_CHECK(into.empty(), "elements beyond the end of a state");
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -16,7 +16,7 @@
 #include "convert/deepspeed_facts.h"
 #include "convert/deepspeed_partitions.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 /// One state of one parameter. The pieces together have the elements of the state, in order.
 struct SourceState {
@@ -25,7 +25,7 @@ struct SourceState {
 };
 
 struct SourceParameter {
-  SavedParameter facts;
+  checkpoint::SavedParameter facts;
   std::map<std::string, SourceState> states;  // "value" or "master", and "exp_avg" etc.
 };
 
@@ -40,9 +40,10 @@ struct DeepSpeedCheckpoint {
 
 /// `folder` is a tag's folder, or its parent folder with the file `latest`. `files` must outlive the result.
 /// Throws UserError naming the file and the key that is missing, contradictory or unsupported.
-DeepSpeedCheckpoint read_deepspeed_checkpoint(FileSystem& files, const std::filesystem::path& folder);
+DeepSpeedCheckpoint read_deepspeed_checkpoint(checkpoint::FileSystem& files,
+                                              const std::filesystem::path& folder);
 
 /// Fills `into` with elements of a state, starting at element `begin`.
 void read(const SourceState& state, int64_t begin, std::span<std::byte> into);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
@@ -50,7 +50,7 @@ SourceTensorPtr tensor_of(TorchFile* file, const PickledField& field) {
 
 void add_state(SourceParameter& parameter, const std::string& state, const SourceTensorPtr& source,
                const std::string& place) {
-  const SavedParameter& expected = parameter.facts;
+  const checkpoint::SavedParameter& expected = parameter.facts;
   const TorchTensor& tensor = source->tensor;
   if (tensor.shape != expected.shape)
     throw UserError(place + ": " + state + " has another shape than the parameter");
@@ -102,4 +102,4 @@ const PickledField& NumberedFields::at(size_t key) const {
   return found->second;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -13,7 +13,7 @@
 #include "convert/deepspeed_folder.h"
 #include "convert/pickle_fields.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 /// One entry of `param_shapes`: parameters whose optimizer states are stored together. At stage 3 these may
 /// be only a part of a parameter group.
@@ -23,7 +23,7 @@ struct ShapeGroup {
 };
 
 struct DeepSpeedContents {
-  FileSystem* files = nullptr;
+  checkpoint::FileSystem* files = nullptr;
   DeepSpeedFolder folder;
   std::vector<TorchFile*> models;  // files with model states; at stage 3 one per rank
   std::vector<ShapeGroup> groups;
@@ -32,7 +32,7 @@ struct DeepSpeedContents {
   TorchFile* open(const std::filesystem::path& path);
   /// The contents of the file with model states; at stage 3, of rank 0's file.
   PickledField model() const;
-  RestartValues& numbers() { return result.facts.numbers; }
+  checkpoint::RestartValues& numbers() { return result.facts.numbers; }
   /// Records, for the user, something that ZeroRun does not import.
   void leave_out(const std::string& what) { result.facts.left_out.push_back(what); }
   /// The name of the state with the fp32 weights: "master" if training is in 16 bits, else "value".
@@ -76,4 +76,4 @@ void read_partitions(DeepSpeedContents& contents);
 /// Universal checkpoints: each state of each parameter has a file of its own.
 void read_universal(DeepSpeedContents& contents);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

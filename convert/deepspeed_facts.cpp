@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 // Keys that DeepSpeed itself writes to the model's file. All other keys are the program's client state.
@@ -147,7 +147,7 @@ DeepSpeedFacts read_deepspeed_facts(const PickledField& model) {
   return facts;
 }
 
-int64_t add_groups(const PickledField& groups, RestartValues& numbers) {
+int64_t add_groups(const PickledField& groups, checkpoint::RestartValues& numbers) {
   int64_t index = 0;
   for (const PickledField& group : groups.items()) {
     const std::string prefix = "group " + std::to_string(index++) + ".";
@@ -161,7 +161,7 @@ int64_t add_groups(const PickledField& groups, RestartValues& numbers) {
 }
 
 // https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/fp16/loss_scaler.py
-void add_loss_scale(const PickledField& loss_scaler, RestartValues& numbers) {
+void add_loss_scale(const PickledField& loss_scaler, checkpoint::RestartValues& numbers) {
   const auto attributes = loss_scaler.value.state();
   if (!attributes) throw UserError(loss_scaler.place + ": expected a LossScaler with its attributes");
   const PickledField scaler{loss_scaler.place, *attributes};
@@ -175,4 +175,4 @@ void add_loss_scale(const PickledField& loss_scaler, RestartValues& numbers) {
   numbers["loss_scaler.hysteresis"] = integer("cur_hysteresis", 1);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

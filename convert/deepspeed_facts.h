@@ -9,7 +9,7 @@
 #include "checkpoint/manifest.h"
 #include "convert/pickle_fields.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 struct DeepSpeedFacts {
   std::string version;  // version of DeepSpeed
@@ -17,7 +17,7 @@ struct DeepSpeedFacts {
   std::string precision;              // "fp32", "fp16" or "bf16"; empty if there is no ds_config
   std::string optimizer;              // ZeroRun's name for it: "AdamW"
   int64_t generation = 0;             // number of applied optimizer steps
-  RestartValues numbers;              // named as in engine/restart_items.h
+  checkpoint::RestartValues numbers;  // named as in engine/restart_items.h
   std::string client_state;           // as JSON text
   std::vector<std::string> left_out;  // data that ZeroRun does not import, one phrase each
 };
@@ -27,9 +27,9 @@ DeepSpeedFacts read_deepspeed_facts(const PickledField& model);
 
 /// Adds the learning rate and betas of each group in `groups`, an optimizer's param_groups. Returns the
 /// number of groups.
-int64_t add_groups(const PickledField& groups, RestartValues& numbers);
+int64_t add_groups(const PickledField& groups, checkpoint::RestartValues& numbers);
 
 /// Adds the state of an fp16 loss scaler, fixed or dynamic.
-void add_loss_scale(const PickledField& loss_scaler, RestartValues& numbers);
+void add_loss_scale(const PickledField& loss_scaler, checkpoint::RestartValues& numbers);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -7,26 +7,26 @@
 #include "base/error.h"
 #include "checkpoint/publication.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kModelFile = "mp_rank_00_model_states.pt";
 constexpr const char* kUniversalFolder = "zero";
 
-std::vector<std::string> names_in(FileSystem& files, const fs::path& folder) {
+std::vector<std::string> names_in(checkpoint::FileSystem& files, const fs::path& folder) {
   if (auto names = files.list(folder)) return *names;
   throw UserError(folder.string() + ": cannot be read: expected the folder of a DeepSpeed checkpoint");
 }
 
 // Returns the folder of the tag that the file `latest` or `latest_universal` names. Without these files,
 // returns `folder`.
-fs::path tag_folder(FileSystem& files, const fs::path& folder) {
+fs::path tag_folder(checkpoint::FileSystem& files, const fs::path& folder) {
   for (const char* const name : {"latest", "latest_universal"}) {
     auto tag = read_text(files, folder / name);
     if (!tag) continue;
     while (!tag->empty() && (tag->back() == '\n' || tag->back() == '\r')) tag->pop_back();
-    check_tag(*tag);
+    checkpoint::check_tag(*tag);
     return folder / *tag;
   }
   return folder;
@@ -85,7 +85,8 @@ void refuse_other_parallelism(const fs::path& folder, const std::vector<std::str
 }
 
 // Names the folder's checkpoints, for a message: without the file `latest` none of them is meant.
-std::string checkpoints_in(FileSystem& files, const fs::path& folder, const std::vector<std::string>& names) {
+std::string checkpoints_in(checkpoint::FileSystem& files, const fs::path& folder,
+                           const std::vector<std::string>& names) {
   std::string there;
   for (const std::string& name : names) {
     for (const std::string& file : files.list(folder / name).value_or(std::vector<std::string>())) {
@@ -100,7 +101,7 @@ std::string checkpoints_in(FileSystem& files, const fs::path& folder, const std:
 
 }  // namespace
 
-DeepSpeedFolder find_deepspeed_files(FileSystem& files, const fs::path& folder) {
+DeepSpeedFolder find_deepspeed_files(checkpoint::FileSystem& files, const fs::path& folder) {
   DeepSpeedFolder found;
   found.path = fs::absolute(tag_folder(files, folder)).lexically_normal();  // absolute, so "." gets a name
   if (!found.path.has_filename()) found.path = found.path.parent_path();
@@ -131,4 +132,4 @@ DeepSpeedFolder find_deepspeed_files(FileSystem& files, const fs::path& folder) 
   return found;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -8,7 +8,7 @@
 
 #include "checkpoint/file_system.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 struct DeepSpeedFolder {
   std::filesystem::path path;  // folder of the tag
@@ -25,6 +25,6 @@ struct DeepSpeedFolder {
 /// `folder` is a tag's folder, or its parent folder with the file `latest` or `latest_universal`. Throws
 /// UserError if the folder is not a DeepSpeed checkpoint, if a rank's file is missing, or if the checkpoint
 /// was written with tensor, pipeline or expert parallelism.
-DeepSpeedFolder find_deepspeed_files(FileSystem& files, const std::filesystem::path& folder);
+DeepSpeedFolder find_deepspeed_files(checkpoint::FileSystem& files, const std::filesystem::path& folder);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

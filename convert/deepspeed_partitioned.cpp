@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "convert/deepspeed_contents.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 // The states of one group, by name. Each has the partitions of all ranks.
@@ -144,4 +144,4 @@ void read_partitions(DeepSpeedContents& contents) {
   PartitionsReader(contents).read();
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 [[noreturn]] void fail_short(const PartitionedState& state, size_t rank, int64_t needed) {
@@ -88,4 +88,4 @@ std::vector<SourcePiece> pieces_by_rank(const PartitionedState& state, int64_t b
   return pieces;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -9,7 +9,7 @@
 
 #include "convert/torch_file.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 /// A tensor in one of the checkpoint's files.
 struct SourceTensor {
@@ -52,4 +52,4 @@ std::vector<SourcePiece> pieces_by_rank(const PartitionedState& state, int64_t b
 /// The number of elements, with padding, that each rank stores of a parameter at stage 3.
 int64_t share_of(int64_t numel, size_t ranks);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

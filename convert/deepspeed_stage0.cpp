@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "convert/deepspeed_contents.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 // Adds all parameters, including frozen ones, and returns their names in the module's order. If several names
@@ -134,4 +134,4 @@ void read_stage0(DeepSpeedContents& contents) {
   read_moments(contents, optimizer->need("state"), names);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

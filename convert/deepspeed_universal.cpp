@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "convert/deepspeed_contents.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 // Adds each state that has a file in `folder`. Returns the optimizer's step, if the folder has one.
@@ -47,4 +47,4 @@ void read_universal(DeepSpeedContents& contents) {
   contents.numbers()["steps.optimizer"] = steps.value_or(contents.result.facts.generation);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -10,7 +10,7 @@
 #include "base/narrow_floats.h"
 #include "checkpoint/safetensors_folder.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 constexpr int64_t kChunkNumel = int64_t{1} << 18;
@@ -39,7 +39,7 @@ int64_t exported_numel(const std::vector<int64_t>& shape) {
 }
 
 // Throws UserError if the strides place an element outside the parameter's `numel` elements.
-void check_strides(const std::string& name, const SavedParameter& parameter, int64_t numel) {
+void check_strides(const std::string& name, const checkpoint::SavedParameter& parameter, int64_t numel) {
   __int128 last = 0;
   bool is_valid = parameter.strides.size() == parameter.shape.size();
   for (size_t dim = 0; is_valid && dim < parameter.shape.size(); ++dim) {
@@ -50,7 +50,7 @@ void check_strides(const std::string& name, const SavedParameter& parameter, int
   throw UserError("the checkpoint's strides of " + name + " do not fit its shape");
 }
 
-bool is_contiguous(const SavedParameter& parameter) {
+bool is_contiguous(const checkpoint::SavedParameter& parameter) {
   int64_t expected = 1;
   for (size_t dim = parameter.shape.size(); dim-- > 0;) {
     if (parameter.shape[dim] == 0) return true;
@@ -61,7 +61,7 @@ bool is_contiguous(const SavedParameter& parameter) {
 }
 
 // Reorders elements from memory order to row-major order.
-std::vector<std::byte> in_row_major_order(const SavedParameter& parameter,
+std::vector<std::byte> in_row_major_order(const checkpoint::SavedParameter& parameter,
                                           std::span<const std::byte> elements, size_t element_bytes) {
   std::vector<std::byte> ordered(elements.size());
   for (size_t index = 0; index < ordered.size() / element_bytes; ++index) {
@@ -77,7 +77,7 @@ std::vector<std::byte> in_row_major_order(const SavedParameter& parameter,
 
 class Exporter {
  public:
-  Exporter(SavedState& saved, const ExportOptions& options) : saved_(saved), options_(options) {
+  Exporter(checkpoint::SavedState& saved, const ExportOptions& options) : saved_(saved), options_(options) {
     for (const auto& [name, parameter] : saved.manifest().parameters) {
       if (parameter.excluded) {
         result_.left_out.push_back(name);
@@ -98,10 +98,10 @@ class Exporter {
     result_.tensors = static_cast<int64_t>(tensors_.size());
   }
 
-  ExportedModel run(FileSystem& files, const std::filesystem::path& folder) && {
+  ExportedModel run(checkpoint::FileSystem& files, const std::filesystem::path& folder) && {
     SafetensorsFolder output(files, folder, tensors_, options_.max_shard_bytes);
     for (const Source& source : sources_) {
-      const SavedParameter& parameter = saved_.manifest().parameters.at(source.parameter);
+      const checkpoint::SavedParameter& parameter = saved_.manifest().parameters.at(source.parameter);
       if (is_contiguous(parameter)) {
         write_contiguous(source, output);
       } else {
@@ -114,7 +114,7 @@ class Exporter {
 
  private:
   void write_contiguous(const Source& source, SafetensorsFolder& output) {
-    const int64_t size = element_bytes(source.dtype);
+    const int64_t size = checkpoint::element_bytes(source.dtype);
     for (int64_t begin = 0; begin < source.numel; begin += kChunkNumel) {
       const int64_t count = std::min(kChunkNumel, source.numel - begin);
       read_.resize(static_cast<size_t>(count * size));
@@ -123,8 +123,9 @@ class Exporter {
     }
   }
 
-  void write_strided(const Source& source, const SavedParameter& parameter, SafetensorsFolder& output) {
-    const int64_t size = element_bytes(source.dtype);
+  void write_strided(const Source& source, const checkpoint::SavedParameter& parameter,
+                     SafetensorsFolder& output) {
+    const int64_t size = checkpoint::element_bytes(source.dtype);
     std::vector<std::byte> elements(static_cast<size_t>(source.numel * size));
     saved_.read(source.parameter, source.state, 0, source.numel, elements);
     elements = in_row_major_order(parameter, elements, static_cast<size_t>(size));
@@ -149,7 +150,7 @@ class Exporter {
     }
   }
 
-  SavedState& saved_;
+  checkpoint::SavedState& saved_;
   const ExportOptions& options_;
   std::vector<TensorToStore> tensors_;
   std::vector<Source> sources_;  // one per tensor
@@ -161,9 +162,9 @@ class Exporter {
 
 }  // namespace
 
-ExportedModel export_checkpoint(FileSystem& files, SavedState& saved, const std::filesystem::path& folder,
-                                const ExportOptions& options) {
+ExportedModel export_checkpoint(checkpoint::FileSystem& files, checkpoint::SavedState& saved,
+                                const std::filesystem::path& folder, const ExportOptions& options) {
   return Exporter(saved, options).run(files, folder);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

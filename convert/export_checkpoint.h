@@ -10,7 +10,7 @@
 #include "base/dtype.h"
 #include "checkpoint/saved_state.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 struct ExportOptions {
   Dtype dtype = Dtype::fp32;  // for tensors in fp32, bf16 and fp16; other tensors keep their dtype
@@ -26,7 +26,7 @@ struct ExportedModel {
 
 /// Exports the fp32 master weights if the checkpoint has them, else the values. Tied parameters are written
 /// once, under their first name. Throws UserError.
-ExportedModel export_checkpoint(FileSystem& files, SavedState& saved, const std::filesystem::path& folder,
-                                const ExportOptions& options);
+ExportedModel export_checkpoint(checkpoint::FileSystem& files, checkpoint::SavedState& saved,
+                                const std::filesystem::path& folder, const ExportOptions& options);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -10,7 +10,7 @@
 #include "checkpoint/publication.h"
 #include "checkpoint/state_file.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 int64_t imported_numel(const SourceState& state) {
@@ -22,11 +22,12 @@ int64_t imported_numel(const SourceState& state) {
 // Writes the states one after the other into files of at most kImportFileBytes.
 class FileWriter {
  public:
-  FileWriter(FileSystem& files, const std::filesystem::path& folder, Manifest& manifest)
+  FileWriter(checkpoint::FileSystem& files, const std::filesystem::path& folder,
+             checkpoint::Manifest& manifest)
       : files_(files), folder_(folder), manifest_(manifest) {}
 
   void add(const std::string& parameter, const std::string& name, const SourceState& state) {
-    const int64_t size = element_bytes(state.dtype);
+    const int64_t size = checkpoint::element_bytes(state.dtype);
     const int64_t numel = imported_numel(state);
     for (int64_t begin = 0; begin < numel;) {
       const int64_t room = (kImportFileBytes - file_bytes_) / size;
@@ -38,15 +39,15 @@ class FileWriter {
       auto memory = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(count * size));
       const std::span<std::byte> bytes(memory.get(), static_cast<size_t>(count * size));
       read(state, begin, bytes);
-      RangeToWrite& added = file_.ranges.emplace_back();
+      checkpoint::RangeToWrite& added = file_.ranges.emplace_back();
       added.range.parameter = parameter;
       added.range.state = name;
       added.range.dtype = state.dtype;
       added.range.begin = begin;
       added.range.numel = count;
-      added.source = std::make_shared<MemorySnapshot>(bytes);
+      added.source = std::make_shared<checkpoint::MemorySnapshot>(bytes);
       memory_.push_back(std::move(memory));
-      file_bytes_ += rounded_up(count * size, kTensorAlignment);
+      file_bytes_ += checkpoint::rounded_up(count * size, checkpoint::kTensorAlignment);
       begin += count;
     }
   }
@@ -58,7 +59,7 @@ class FileWriter {
     std::snprintf(name, sizeof(name), "imported-%05d.safetensors", count_++);
     file_.name = name;
     file_.metadata = {{"format", "zerorun"}, {"version", "1"}};
-    manifest_.files[file_.name] = write_state_file(files_, folder_, file_);
+    manifest_.files[file_.name] = checkpoint::write_state_file(files_, folder_, file_);
     bytes_ += manifest_.files[file_.name].bytes;
     file_ = {};
     file_bytes_ = 0;
@@ -73,19 +74,19 @@ class FileWriter {
   // file.
   static constexpr int64_t kLeastNumel = 4096;
 
-  FileSystem& files_;
+  checkpoint::FileSystem& files_;
   const std::filesystem::path& folder_;
-  Manifest& manifest_;
-  FileToWrite file_ = {};
+  checkpoint::Manifest& manifest_;
+  checkpoint::FileToWrite file_ = {};
   int64_t file_bytes_ = 0;
   std::vector<std::unique_ptr<std::byte[]>> memory_;  // values of the file's ranges
   int count_ = 0;
   int64_t bytes_ = 0;
 };
 
-void check_target(FileSystem& files, const DeepSpeedCheckpoint& source,
+void check_target(checkpoint::FileSystem& files, const DeepSpeedCheckpoint& source,
                   const std::filesystem::path& directory, const std::string& tag, bool replaces) {
-  check_tag(tag);
+  checkpoint::check_tag(tag);
   std::error_code error;
   if (std::filesystem::equivalent(directory, source.folder.parent_path(), error)) {
     throw UserError(
@@ -100,24 +101,24 @@ void check_target(FileSystem& files, const DeepSpeedCheckpoint& source,
 
 }  // namespace
 
-ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoint& source,
+ImportedCheckpoint import_checkpoint(checkpoint::FileSystem& files, const DeepSpeedCheckpoint& source,
                                      const std::filesystem::path& directory, const std::string& given_tag,
                                      bool replaces) {
   const std::string tag = given_tag.empty() ? source.tag : given_tag;
   check_target(files, source, directory, tag, replaces);
-  Publication publication(files, directory, tag);
-  Manifest manifest{.tag = tag,
-                    .saving = publication.saving(),
-                    .generation = source.facts.generation,
-                    .world_size = source.facts.world_size,
-                    .stage = source.stage,
-                    .precision = source.facts.precision,
-                    .optimizer = source.facts.optimizer,
-                    .parameters = {},
-                    .files = {},
-                    .numbers = std::vector<RestartValues>(static_cast<size_t>(source.facts.world_size),
-                                                          source.facts.numbers),
-                    .client_state = source.facts.client_state};
+  checkpoint::Publication publication(files, directory, tag);
+  checkpoint::Manifest manifest{.tag = tag,
+                                .saving = publication.saving(),
+                                .generation = source.facts.generation,
+                                .world_size = source.facts.world_size,
+                                .stage = source.stage,
+                                .precision = source.facts.precision,
+                                .optimizer = source.facts.optimizer,
+                                .parameters = {},
+                                .files = {},
+                                .numbers = std::vector<checkpoint::RestartValues>(
+                                    static_cast<size_t>(source.facts.world_size), source.facts.numbers),
+                                .client_state = source.facts.client_state};
   FileWriter writer(files, publication.folder(), manifest);
   for (const auto& [name, parameter] : source.parameters) {
     manifest.parameters[name] = parameter.facts;
@@ -129,4 +130,4 @@ ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoin
   return {.folder = directory / tag, .bytes = writer.bytes(), .files = writer.count()};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -9,7 +9,7 @@
 #include "checkpoint/file_system.h"
 #include "convert/deepspeed_checkpoint.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 inline constexpr int64_t kImportFileBytes = int64_t{32} << 20;  // data per file; held in memory
 
@@ -23,8 +23,8 @@ struct ImportedCheckpoint {
 /// this tag. Throws UserError, also if the tag exists and `replaces` is false, or if `directory` is the
 /// folder of the source, whose own `latest` would be lost. If writing the files fails, `directory` has no new
 /// tag.
-ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoint& source,
+ImportedCheckpoint import_checkpoint(checkpoint::FileSystem& files, const DeepSpeedCheckpoint& source,
                                      const std::filesystem::path& directory, const std::string& tag,
                                      bool replaces = false);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

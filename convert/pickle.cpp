@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 constexpr uint32_t kNothing = 0xffffffff;
@@ -480,4 +480,4 @@ PickleValue Pickle::root() const {
   return {*arena_, root_};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

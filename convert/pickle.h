@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::convert {
 
 inline constexpr int64_t kPickleMemoryFactor = 128;
 
@@ -85,4 +85,4 @@ class Pickle {
   uint32_t root_ = 0;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

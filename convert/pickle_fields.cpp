@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 std::string name_of(PickleKind kind) {
@@ -259,4 +259,4 @@ nlohmann::ordered_json to_json(const PickledField& field, bool* has_storages) {
   return json;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

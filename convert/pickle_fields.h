@@ -12,7 +12,7 @@
 
 #include "convert/pickle.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 /// A value and, for messages, its place in the file: "FILE: optimizer_state_dict.zero_stage".
 struct PickledField {
@@ -44,4 +44,4 @@ struct PickledField {
 /// contains itself, or exceeds a million values or 64 MiB of text.
 nlohmann::ordered_json to_json(const PickledField& field, bool* has_storages = nullptr);
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "checkpoint/state_header.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 constexpr std::string_view kPickleEntry = "data.pkl";
@@ -112,7 +112,7 @@ bool is_dense(const TorchTensor& tensor) {
 
 }  // namespace
 
-TorchFile::TorchFile(FileSystem& files, const std::filesystem::path& path)
+TorchFile::TorchFile(checkpoint::FileSystem& files, const std::filesystem::path& path)
     : archive_(files, path), prefix_(prefix_of(archive_)), pickle_(read_pickle(archive_, prefix_)) {}
 
 std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value, const std::string& name) const {
@@ -163,7 +163,7 @@ std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value, const std
                     .numel = numel.value_or(-1)};
   const auto entry = archive_.entries().find(found.entry);
   if (entry == archive_.entries().end()) throw UserError(what + "the archive has no entry " + found.entry);
-  const int64_t stored = entry->second.bytes / element_bytes(found.dtype);
+  const int64_t stored = entry->second.bytes / checkpoint::element_bytes(found.dtype);
   if (!numel || found.offset < 0 || found.numel > stored || found.offset > stored - found.numel)
     throw UserError(what + "damaged: the tensor goes beyond its storage of " + std::to_string(stored) +
                     " elements");
@@ -173,11 +173,11 @@ std::optional<TorchTensor> TorchFile::tensor(const PickleValue& value, const std
 }
 
 void TorchFile::read(const TorchTensor& tensor, int64_t begin, std::span<std::byte> into) {
-  const int64_t size = element_bytes(tensor.dtype);
+  const int64_t size = checkpoint::element_bytes(tensor.dtype);
   const auto numel = static_cast<int64_t>(into.size()) / size;
   ZR_CHECK(begin >= 0 && numel <= tensor.numel && begin <= tensor.numel - numel, where() + tensor.entry);
   if (verified_.insert(tensor.entry).second) archive_.verify(tensor.entry);
   archive_.read(archive_.entries().at(tensor.entry), (tensor.offset + begin) * size, into);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -15,7 +15,7 @@
 #include "convert/pickle.h"
 #include "convert/zip_archive.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 /// A view of a storage.
 struct TorchTensor {
@@ -30,7 +30,7 @@ struct TorchTensor {
 class TorchFile {
  public:
   /// Throws UserError naming the file if it is not from torch.save, is damaged, or is big-endian.
-  TorchFile(FileSystem& files, const std::filesystem::path& path);
+  TorchFile(checkpoint::FileSystem& files, const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return archive_.path(); }
   /// The object that was passed to torch.save.
@@ -54,4 +54,4 @@ class TorchFile {
   std::set<std::string> verified_;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

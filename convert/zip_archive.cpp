@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 namespace {
 
 constexpr uint32_t kEndSignature = 0x06054b50;
@@ -39,13 +39,13 @@ struct Directory {
   uint64_t entries = 0;
 };
 
-std::vector<std::byte> read_at(const OpenFile& file, int64_t offset, int64_t bytes) {
+std::vector<std::byte> read_at(const checkpoint::OpenFile& file, int64_t offset, int64_t bytes) {
   std::vector<std::byte> buffer(static_cast<size_t>(bytes));
   file.read(buffer, offset);
   return buffer;
 }
 
-Directory find_directory64(const OpenFile& file, int64_t end_offset, const std::string& where) {
+Directory find_directory64(const checkpoint::OpenFile& file, int64_t end_offset, const std::string& where) {
   const int64_t locator_offset = end_offset - kLocator64Bytes;
   if (locator_offset < 0) throw UserError(where + "damaged: it has no zip64 locator");
   const auto locator = read_at(file, locator_offset, kLocator64Bytes);
@@ -59,7 +59,7 @@ Directory find_directory64(const OpenFile& file, int64_t end_offset, const std::
   return {load<uint64_t>(end, 48), load<uint64_t>(end, 40), load<uint64_t>(end, 32)};
 }
 
-Directory find_directory(const OpenFile& file, const std::string& where) {
+Directory find_directory(const checkpoint::OpenFile& file, const std::string& where) {
   constexpr int64_t kLongestComment = 0xffff;
   const int64_t size = file.size();
   const auto tail = read_at(file, std::max<int64_t>(0, size - kEndBytes - kLongestComment),
@@ -136,8 +136,8 @@ DirectoryEntry next_entry(std::span<const std::byte>& directory, const std::stri
 
 }  // namespace
 
-ZipArchive::ZipArchive(FileSystem& files, const std::filesystem::path& path)
-    : file_(OpenFile::open(files, path)) {
+ZipArchive::ZipArchive(checkpoint::FileSystem& files, const std::filesystem::path& path)
+    : file_(checkpoint::OpenFile::open(files, path)) {
   const std::string where = path.string() + ": ";
   const Directory directory = find_directory(file_, where);
   const auto size = static_cast<uint64_t>(file_.size());
@@ -190,4 +190,4 @@ void ZipArchive::verify(const std::string& name) const {
                   "\" is damaged: its CRC-32 differs from the archive's directory");
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

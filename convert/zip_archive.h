@@ -13,7 +13,7 @@
 
 #include "checkpoint/file_system.h"
 
-namespace zerorun {
+namespace zerorun::convert {
 
 struct ZipEntry {
   int64_t offset = 0;  // of the entry's data, in bytes from the start of the file
@@ -25,7 +25,7 @@ class ZipArchive {
  public:
   /// Reads and checks the directory. Throws UserError naming the file if it is not a zip archive, is
   /// truncated, compressed or encrypted, or if two entries have the same name or overlap.
-  ZipArchive(FileSystem& files, const std::filesystem::path& path);
+  ZipArchive(checkpoint::FileSystem& files, const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return file_.path(); }
   const std::map<std::string, ZipEntry>& entries() const { return entries_; }
@@ -36,8 +36,8 @@ class ZipArchive {
   void verify(const std::string& name) const;
 
  private:
-  OpenFile file_;
+  checkpoint::OpenFile file_;
   std::map<std::string, ZipEntry> entries_;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::convert

@@ -18,6 +18,8 @@
 #include "cuda/kernel_bodies.h"
 #include "cuda/pinned_memory.h"
 #include "device/dtypes.h"
+#include "device/step_facts.h"
+#include "device/update_rule.h"
 #include "device/update_span.h"
 
 namespace zerorun {

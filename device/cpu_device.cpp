@@ -13,6 +13,8 @@
 #include "device/dtypes.h"
 #include "device/gradient_copy.h"
 #include "device/gradient_norm.h"
+#include "device/step_facts.h"
+#include "device/update_rule.h"
 #include "device/update_span.h"
 #include "device/zeroed_memory.h"
 

@@ -12,11 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <variant>
 
-#include "device/step_facts.h"
 #include "device/streams.h"
-#include "device/update_rules.h"
 
 namespace zerorun {
 
@@ -28,9 +25,9 @@ struct FiniteCheck {
   int64_t number;
 };
 
-using UpdateRule = std::variant<AdamUpdate, SgdUpdate, MomentumUpdate, LionUpdate, AmsgradUpdate,
-                                AdagradUpdate, RmspropUpdate, CenteredRmspropUpdate, RmspropMomentumUpdate,
-                                CenteredRmspropMomentumUpdate, LambDirection>;
+// Defined in device/step_facts.h and device/update_rule.h, which only those include who compute with them.
+struct StepRule;
+struct UpdateRule;
 
 /// The tensors that an update reads and writes, all with the same number of elements.
 struct UpdateTensors {

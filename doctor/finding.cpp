@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-namespace zerorun {
+namespace zerorun::doctor {
 namespace {
 
 constexpr std::array<const char*, 3> kVerdicts = {"ok", "note", "problem"};
@@ -65,4 +65,4 @@ std::string bytes_text(double bytes) {
   return text.data();
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

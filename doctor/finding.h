@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 enum class Verdict { ok, note, problem };
 
@@ -30,4 +30,4 @@ Findings findings_from_json(const nlohmann::ordered_json& json);
 /// "96.4 GiB", "512 B".
 std::string bytes_text(double bytes);
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -12,7 +12,7 @@
 #include "doctor/nvml.h"
 #include "doctor/system_file.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 namespace {
 
 // Types and constants of NVIDIA's nvml.h.
@@ -147,4 +147,4 @@ Gpus read_gpus(const std::string& root) {
   return gpus;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace zerorun {
+namespace zerorun::doctor {
 namespace {
 
 constexpr int kNeededCuda = 13000;  // LibTorch's wheel needs CUDA 13.0
@@ -191,4 +191,4 @@ Findings judge_gpus(const Gpus& gpus, int local_ranks) {
   return findings;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -11,7 +11,7 @@
 #include "doctor/finding.h"
 #include "doctor/xid.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 /// Which processes may use a GPU; NVML's values.
 enum class ComputeMode { shared = 0, one_thread = 1, prohibited = 2, one_process = 3 };
@@ -53,4 +53,4 @@ Gpus read_gpus(const std::string& root = "");
 /// `local_ranks`: the ranks of a job on this host.
 Findings judge_gpus(const Gpus& gpus, int local_ranks);
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -8,7 +8,7 @@
 #include "doctor/network.h"
 #include "doctor/resource_limits.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 Findings examine_host(int local_ranks, int world_size) {
   const Gpus gpus = read_gpus();
@@ -25,4 +25,4 @@ Findings examine_host(int local_ranks, int world_size) {
   return all;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

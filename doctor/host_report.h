@@ -3,9 +3,9 @@
 
 #include "doctor/finding.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 /// Of the `world_size` ranks of a job, `local_ranks` run on this host.
 Findings examine_host(int local_ranks, int world_size);
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -21,7 +21,7 @@
 
 extern char** environ;
 
-namespace zerorun {
+namespace zerorun::doctor {
 namespace {
 
 // Finds the first line of the file `path` that begins with `name`. Returns the value on it, without quotes.
@@ -179,4 +179,4 @@ Finding build_versions() {
   return {Verdict::ok, "built with", "ZeroRun " ZERORUN_VERSION ", " ZERORUN_BUILT_WITH};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -9,7 +9,7 @@
 
 #include "doctor/finding.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 struct HostSystem {
   std::string kernel;     // "Linux 6.1.0-18-amd64"
@@ -36,4 +36,4 @@ Findings judge_host_system(const HostSystem& system, int gpus);
 /// The versions of ZeroRun and of the libraries that it was built with.
 Finding build_versions();
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-namespace zerorun {
+namespace zerorun::doctor {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -200,4 +200,4 @@ Findings judge_job(const JobReport& report) {
   return findings;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

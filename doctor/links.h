@@ -9,7 +9,7 @@
 
 #include "doctor/finding.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 /// zerorun_probe prints this in front of its line of JSON.
 inline constexpr char kProbeMark[] = "zerorun_probe: ";
@@ -55,4 +55,4 @@ Link link_from_json(const nlohmann::ordered_json& json);
 /// Findings about collectives, links and clocks. One of them names the slowest link.
 Findings judge_job(const JobReport& report);
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -7,7 +7,7 @@
 #include <system_error>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::doctor {
 namespace {
 
 constexpr char kName[] = "libnccl.so.2";
@@ -67,4 +67,4 @@ Finding judge_nccl(const Nccl& nccl) {
           text + (nccl.version < kSharesGpus ? ", needs a GPU for each rank" : ", ranks may share GPUs")};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -5,7 +5,7 @@
 
 #include "doctor/finding.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 struct Nccl {
   std::string file;  // its path; empty if none was found
@@ -18,4 +18,4 @@ Nccl read_nccl();
 
 Finding judge_nccl(const Nccl& nccl);
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "base/listening.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 namespace {
 
 constexpr int kGigabitInMegabits = 1000;  // megabits per second
@@ -141,4 +141,4 @@ Findings judge_network(const Network& network, bool several_hosts) {
   return findings;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -7,7 +7,7 @@
 
 #include "doctor/finding.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 struct NetworkInterface {
   std::string name;
@@ -33,4 +33,4 @@ Network read_network(const std::string& root = "");
 
 Findings judge_network(const Network& network, bool several_hosts);
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 Nvml::Nvml() : library_(::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)) {
   if (!library_) {
@@ -26,4 +26,4 @@ void* Nvml::find(const char* name) const {
   return ::dlsym(library_, name);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

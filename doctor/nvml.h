@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 // Types of NVIDIA's nvml.h. NVML's functions return 0 on success.
 using NvmlDevice = void*;
@@ -37,4 +37,4 @@ class Nvml {
   std::string error_;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

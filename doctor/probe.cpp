@@ -30,9 +30,9 @@ namespace {
 using nlohmann::ordered_json;
 using zerorun::Deadline;
 using zerorun::Environment;
-using zerorun::JobReport;
-using zerorun::Link;
 using zerorun::StorePointer;
+using zerorun::doctor::JobReport;
+using zerorun::doctor::Link;
 
 // A stalled link must not use up the whole deadline.
 constexpr std::chrono::milliseconds kLongestForLink = std::chrono::seconds(20);
@@ -77,21 +77,23 @@ std::vector<ordered_json> exchange(const StorePointer& store, const Environment&
 }
 
 // One rank of each host, or all ranks if there is one host.
-std::vector<zerorun::Member> choose_members(const StorePointer& store, const Environment& environment) {
+std::vector<zerorun::doctor::Member> choose_members(const StorePointer& store,
+                                                    const Environment& environment) {
   const Deadline deadline(environment.timeout);
   ordered_json mine = {{"host", hostname()}, {"local_rank", environment.local_rank}};
   if (environment.local_rank == 0)
-    mine["report"] = to_json(zerorun::examine_host(environment.local_world_size, environment.world_size));
+    mine["report"] =
+        to_json(zerorun::doctor::examine_host(environment.local_world_size, environment.world_size));
   const auto all = exchange(store, environment, "member", mine, deadline);
   const auto clocks = exchange(store, environment, "clock", time_of_day(), deadline);
   const auto is_first = [](const ordered_json& rank) { return rank.at("local_rank") == 0; };
   const bool several_hosts = std::ranges::count_if(all, is_first) > 1;
-  std::vector<zerorun::Member> members;
+  std::vector<zerorun::doctor::Member> members;
   for (int rank = 0; rank < environment.world_size; ++rank) {
     if (several_hosts && !is_first(all[rank])) continue;
     members.push_back({.rank = rank, .host = all[rank].at("host"), .clock = clocks[rank], .report = {}});
     if (all[rank].contains("report"))
-      members.back().report = zerorun::findings_from_json(all[rank].at("report"));
+      members.back().report = zerorun::doctor::findings_from_json(all[rank].at("report"));
   }
   return members;
 }
@@ -115,10 +117,10 @@ Link measure_pair(const Environment& environment, const StorePointer& store, int
 }
 
 void measure_links(const Environment& environment, const StorePointer& store, JobReport& report) {
-  const auto own = std::ranges::find(report.members, environment.rank, &zerorun::Member::rank);
+  const auto own = std::ranges::find(report.members, environment.rank, &zerorun::doctor::Member::rank);
   const int me = own == report.members.end() ? -1 : static_cast<int>(own - report.members.begin());
   int round = 0;
-  for (const auto& pairs : zerorun::rounds_of_pairs(static_cast<int>(report.members.size()))) {
+  for (const auto& pairs : zerorun::doctor::rounds_of_pairs(static_cast<int>(report.members.size()))) {
     std::shared_ptr<zerorun::Communicator> connection;  // kept until the partner has finished too
     ordered_json mine;
     for (const auto& [first, second] : pairs) {
@@ -130,7 +132,7 @@ void measure_links(const Environment& environment, const StorePointer& store, Jo
     for (const ordered_json& link :
          exchange(store, environment, "round " + std::to_string(round++), mine, deadline)) {
       if (link.is_null()) continue;
-      const Link told = zerorun::link_from_json(link);
+      const Link told = zerorun::doctor::link_from_json(link);
       const auto known = std::ranges::find_if(report.links, [&](const Link& other) {
         return other.first == told.first && other.second == told.second;
       });
@@ -174,11 +176,13 @@ int probe() {
     zerorun::keep_store_until_read(*store, environment.rank, environment.world_size,
                                    Deadline(environment.timeout));
   } else {
-    report.members = {
-        {.rank = 0, .host = hostname(), .clock = time_of_day(), .report = zerorun::examine_host(1, 1)}};
+    report.members = {{.rank = 0,
+                       .host = hostname(),
+                       .clock = time_of_day(),
+                       .report = zerorun::doctor::examine_host(1, 1)}};
   }
   if (environment.rank == 0) {
-    const std::string line = zerorun::kProbeMark + text_of(to_json(report)) + "\n";
+    const std::string line = zerorun::doctor::kProbeMark + text_of(to_json(report)) + "\n";
     std::fwrite(line.data(), 1, line.size(), stdout);
     std::fflush(stdout);
   }

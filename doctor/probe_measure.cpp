@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 namespace {
 
 constexpr int kBatches = 5;
@@ -119,4 +119,4 @@ void measure_link(Communicator& communicator, Link& link) {
   link.bandwidth = static_cast<double>(tensor.nbytes()) / slower;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -5,7 +5,7 @@
 #include "comm/communicator.h"
 #include "doctor/links.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 /// Measures collectives of all ranks and stores the results in `report`. Throws CommError if a collective
 /// fails or a sum is wrong.
@@ -15,4 +15,4 @@ void measure_collectives(Communicator& communicator, JobReport& report);
 /// stores them in `link`. Throws CommError if a transfer fails or data arrives changed.
 void measure_link(Communicator& communicator, Link& link);
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

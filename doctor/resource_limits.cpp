@@ -13,7 +13,7 @@
 #include "base/processor_list.h"
 #include "doctor/system_file.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 namespace {
 
 constexpr int kIpcLock = 14;  // numbers of capabilities in linux/capability.h
@@ -174,4 +174,4 @@ Findings judge_limits(const ResourceLimits& limits, const Demand& demand) {
           judge_open_files(limits, demand), judge_processes(limits, demand)};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

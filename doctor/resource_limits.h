@@ -8,7 +8,7 @@
 
 #include "doctor/finding.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 struct ResourceLimits {
   // most_open_files is a hard limit, the others are soft limits. Absent: unlimited, or not known.
@@ -38,4 +38,4 @@ ResourceLimits read_limits(const std::string& root = "");
 
 Findings judge_limits(const ResourceLimits& limits, const Demand& demand);
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

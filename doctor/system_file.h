@@ -5,7 +5,7 @@
 #include <iterator>
 #include <string>
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 /// Empty if the file cannot be read.
 inline std::string content_of(const std::string& path) {
@@ -13,4 +13,4 @@ inline std::string content_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -13,7 +13,7 @@
 
 #include "base/unique_fd.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 namespace {
 
 // Kinds that programs cause: they say nothing about the GPU.
@@ -86,4 +86,4 @@ Findings judge_xids(const std::vector<Xid>& xids) {
   return findings;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

@@ -8,7 +8,7 @@
 
 #include "doctor/finding.h"
 
-namespace zerorun {
+namespace zerorun::doctor {
 
 struct Xid {
   std::string address;  // PCI address of the GPU without the function, "0000:18:00"
@@ -25,4 +25,4 @@ std::optional<std::vector<Xid>> read_xids(const std::string& root = "");
 /// A line for each kind of error of each GPU.
 Findings judge_xids(const std::vector<Xid>& xids);
 
-}  // namespace zerorun
+}  // namespace zerorun::doctor

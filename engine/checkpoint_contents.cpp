@@ -83,7 +83,7 @@ std::string own_gradient_of(int rank) {
   return std::string(kGradient) + " of rank " + std::to_string(rank);
 }
 
-SavedWindow saved_window(const EngineState& state) {
+checkpoint::SavedWindow saved_window(const EngineState& state) {
   return {.micro_steps = state.counts.micro,
           .accumulation_steps = state.config.batch.gradient_accumulation_steps,
           .is_summed = state.reducer.reduces_every_backward(),
@@ -107,8 +107,8 @@ void close_slices(EngineState& state, bool gathers) {
     state.residency->finish_update(bucket, gathers);
 }
 
-std::map<std::string, SavedParameter> saved_parameters(const EngineState& state) {
-  std::map<std::string, SavedParameter> saved;
+std::map<std::string, checkpoint::SavedParameter> saved_parameters(const EngineState& state) {
+  std::map<std::string, checkpoint::SavedParameter> saved;
   for (const auto& [name, tensor, group] : state.buckets.parameters()) {
     saved[name] = {.shape = tensor.sizes().vec(),
                    .strides = tensor.strides().vec(),

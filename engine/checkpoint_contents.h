@@ -26,7 +26,7 @@ std::string own_gradient_of(int rank);
 inline constexpr const char* kWindowArrivals = "window.arrivals";
 inline constexpr const char* kWindowTally = "window.tally";
 /// The settings and the progress of this engine's accumulation window.
-SavedWindow saved_window(const EngineState& state);
+checkpoint::SavedWindow saved_window(const EngineState& state);
 
 /// The dtype's name in safetensors: "F32". Throws UserError for a dtype that cannot be saved.
 const char* spelled(at::ScalarType dtype);
@@ -41,6 +41,6 @@ void open_slices(EngineState& state, bool opens, const std::string& label);
 void close_slices(EngineState& state, bool gathers);
 
 /// The model's parameters and buffers, by name.
-std::map<std::string, SavedParameter> saved_parameters(const EngineState& state);
+std::map<std::string, checkpoint::SavedParameter> saved_parameters(const EngineState& state);
 
 }  // namespace zerorun

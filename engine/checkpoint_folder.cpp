@@ -6,14 +6,14 @@
 
 namespace zerorun {
 
-std::shared_ptr<FolderLock> reserve_checkpoint_folder(const std::filesystem::path& directory,
-                                                      Communicator& communicator) {
-  std::shared_ptr<FolderLock> lock;
+std::shared_ptr<checkpoint::FolderLock> reserve_checkpoint_folder(const std::filesystem::path& directory,
+                                                                  Communicator& communicator) {
+  std::shared_ptr<checkpoint::FolderLock> lock;
   on_all_ranks(communicator, "reserving a folder for checkpoints", [&] {
     if (directory.empty()) throw UserError("the folder for checkpoints has an empty name: name a folder");
     if (communicator.rank() != 0) return;
-    make_folders(local_file_system(), directory);
-    lock = local_file_system().lock_folder(directory);
+    checkpoint::make_folders(checkpoint::local_file_system(), directory);
+    lock = checkpoint::local_file_system().lock_folder(directory);
   });
   return lock;
 }

@@ -13,7 +13,7 @@ namespace zerorun {
 /// lives, no other job saves checkpoints into the folder. Without this call, the first save does the same.
 /// Throws UserError on all ranks if nothing can be written there, or if another job saves into the folder;
 /// the message names that job's process and host. A collective.
-[[nodiscard]] std::shared_ptr<FolderLock> reserve_checkpoint_folder(const std::filesystem::path& directory,
-                                                                    Communicator& communicator);
+[[nodiscard]] std::shared_ptr<checkpoint::FolderLock> reserve_checkpoint_folder(
+    const std::filesystem::path& directory, Communicator& communicator);
 
 }  // namespace zerorun

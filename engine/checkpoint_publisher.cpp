@@ -31,10 +31,10 @@ std::string with_rank(std::string failure, int rank, int world_size) {
 
 // Throws UserError if the files of all ranks together have too few or too many elements of a parameter: then
 // the ranks have saved different states.
-void check_complete(const Manifest& manifest) {
+void check_complete(const checkpoint::Manifest& manifest) {
   std::map<std::string, int64_t> elements;
   for (const auto& [name, file] : manifest.files) {
-    for (const StateRange& range : file.ranges) {
+    for (const checkpoint::StateRange& range : file.ranges) {
       if (range.state == kValue) elements[range.parameter] += range.numel;
     }
   }
@@ -50,13 +50,13 @@ void check_complete(const Manifest& manifest) {
 
 }  // namespace
 
-CheckpointPublisher::CheckpointPublisher(FileSystem& files, const SavedTag& tag, SaveAgreement& agreement,
-                                         const Communicator& communicator)
+CheckpointPublisher::CheckpointPublisher(checkpoint::FileSystem& files, const SavedTag& tag,
+                                         SaveAgreement& agreement, const Communicator& communicator)
     : files_(&files), tag_(&tag), agreement_(&agreement), communicator_(&communicator) {}
 
 std::string CheckpointPublisher::open() {
   if (communicator_->rank() == 0) {
-    const std::string id = new_save_id();
+    const std::string id = checkpoint::new_save_id();
     const std::string failure = failure_of([&] { make_folder(id); });
     agreement_->say_ready(failure.empty() ? kReady + id : with_rank(failure, 0, communicator_->world_size()));
   }
@@ -73,7 +73,7 @@ void CheckpointPublisher::make_folder(const std::string& id) {
 }
 
 std::filesystem::path CheckpointPublisher::folder() {
-  const auto folder = partial_folder(tag_->directory, tag_->manifest.tag, save_id_);
+  const auto folder = checkpoint::partial_folder(tag_->directory, tag_->manifest.tag, save_id_);
   if (publication_) return folder;
   if (!tag_->node_local) {
     wait_until([&] { return files_->list(folder).has_value(); },
@@ -83,7 +83,7 @@ std::filesystem::path CheckpointPublisher::folder() {
                     ", which rank 0 has created: save to a folder that all hosts share, or let each host "
                     "save to a folder of its own, with \"checkpoint\": {\"use_node_local_storage\": true}");
   }
-  const auto is_of_this_save = [&] { return is_marked(*files_, folder, save_id_); };
+  const auto is_of_this_save = [&] { return checkpoint::is_marked(*files_, folder, save_id_); };
   if (communicator_->is_first_on_host() && !is_of_this_save()) {
     make_folder(save_id_);
     return folder;
@@ -129,7 +129,7 @@ std::string CheckpointPublisher::publish_for_all() {
   std::string manifest;
   std::vector<int> others;
   const std::string own = failure_of([&] {
-    Manifest whole = tag_->manifest;
+    checkpoint::Manifest whole = tag_->manifest;
     whole.saving = publication_->saving();
     others = collect_parts(whole, failure);
     if (!failure.empty()) return;
@@ -152,13 +152,13 @@ std::string CheckpointPublisher::publish_for_all() {
 
 // Returns the ranks that have a folder to publish, and makes the saving number higher than all in these
 // folders. `failure` receives the first failure that a rank has posted instead of its part.
-std::vector<int> CheckpointPublisher::collect_parts(Manifest& manifest, std::string& failure) {
+std::vector<int> CheckpointPublisher::collect_parts(checkpoint::Manifest& manifest, std::string& failure) {
   std::vector<int> others;
   manifest.numbers.clear();
   for (int rank = 0; rank < communicator_->world_size(); ++rank) {
     const std::string text = agreement_->await_part(rank);
     if (text.front() == kPart || text.front() == kPartAndFolder) {
-      add_part(manifest, text.substr(text.find('{')), "checkpoint " + manifest.tag);
+      checkpoint::add_part(manifest, text.substr(text.find('{')), "checkpoint " + manifest.tag);
       if (text.front() == kPart) continue;
       others.push_back(rank);
       manifest.saving = std::max<int64_t>(manifest.saving, std::stoll(text.substr(1)));

@@ -26,15 +26,15 @@ namespace zerorun {
 struct SavedTag {
   std::filesystem::path directory;
   bool save_latest = true;
-  int64_t keep_last = 0;    // number of checkpoints to keep; 0: all
-  bool node_local = false;  // hosts may have no common folder
-  Manifest manifest;        // without files; `numbers` of this rank only
+  int64_t keep_last = 0;          // number of checkpoints to keep; 0: all
+  bool node_local = false;        // hosts may have no common folder
+  checkpoint::Manifest manifest;  // without files; `numbers` of this rank only
 };
 
 class CheckpointPublisher {
  public:
   /// All arguments must outlive this object.
-  CheckpointPublisher(FileSystem& files, const SavedTag& tag, SaveAgreement& agreement,
+  CheckpointPublisher(checkpoint::FileSystem& files, const SavedTag& tag, SaveAgreement& agreement,
                       const Communicator& communicator);
 
   /// Rank 0 makes the tag's folder. Returns rank 0's failure as failure_of() does, on all ranks.
@@ -49,23 +49,26 @@ class CheckpointPublisher {
   /// After a publish() that returned no failure: removes the tags that `keep_last` does not keep.
   void remove_old() noexcept;
   /// The lock of the directory, on ranks that have made a folder there; else null.
-  std::shared_ptr<FolderLock> lock() const { return publication_ ? publication_->lock() : nullptr; }
+  std::shared_ptr<checkpoint::FolderLock> lock() const {
+    return publication_ ? publication_->lock() : nullptr;
+  }
   /// Removes the folder that this rank has made, unless it is published.
   void close() { publication_.reset(); }
 
  private:
   void make_folder(const std::string& id);
   std::string publish_for_all();
-  std::vector<int> collect_parts(Manifest& manifest, std::string& failure);
+  std::vector<int> collect_parts(checkpoint::Manifest& manifest, std::string& failure);
   std::string await_other_hosts(const std::vector<int>& ranks);
   void wait_until(const std::function<bool()>& is_there, std::chrono::milliseconds patience);
 
-  FileSystem* files_;
+  checkpoint::FileSystem* files_;
   const SavedTag* tag_;
   SaveAgreement* agreement_;
   const Communicator* communicator_;
-  std::string save_id_;                     // tells this save from all others; rank 0 chooses it
-  std::optional<Publication> publication_;  // on rank 0, and on ranks that have made a folder for their host
+  std::string save_id_;  // tells this save from all others; rank 0 chooses it
+  std::optional<checkpoint::Publication>
+      publication_;  // on rank 0, and on ranks that have made a folder for their host
 };
 
 }  // namespace zerorun

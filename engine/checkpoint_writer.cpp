@@ -28,16 +28,16 @@ CheckpointWriter::~CheckpointWriter() {
   if (outcome_.valid() && !outcome_.get().empty() && !failure_is_logged_) note_failure();
 }
 
-void CheckpointWriter::start(CheckpointPart part, FileSystem& files) {
+void CheckpointWriter::start(CheckpointPart part, checkpoint::FileSystem& files) {
   written_ = 0;
   kept_ = 0;
   keeping_ns_ = 0;
   bytes_ = 0;
-  for (const FileToWrite& file : part.files) bytes_ += file.bytes();
+  for (const checkpoint::FileToWrite& file : part.files) bytes_ += file.bytes();
   {
     const std::lock_guard lock(mutex_);
     pinned_ = std::move(part.pinned);
-    for (const FileToWrite& file : part.files) {
+    for (const checkpoint::FileToWrite& file : part.files) {
       if (!file.is_frozen) continue;
       published_.erase(file.name);
       outdated_.erase(file.name);
@@ -61,7 +61,7 @@ void CheckpointWriter::start(CheckpointPart part, FileSystem& files) {
   }
 }
 
-void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t number,
+void CheckpointWriter::write(CheckpointPart& part, checkpoint::FileSystem& files, int64_t number,
                              std::promise<std::string>& outcome) {
   std::erase_if(locks_, [&](const auto& entry) { return !files.identity(entry.first); });
   SaveAgreement agreement(*notices_, *communicator_, number, part.manifest.tag, patience_ends_);
@@ -91,12 +91,12 @@ void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t nu
 }
 
 // Returns the facts about this rank's files, as JSON.
-std::string CheckpointWriter::write_files(CheckpointPart& part, FileSystem& files,
+std::string CheckpointWriter::write_files(CheckpointPart& part, checkpoint::FileSystem& files,
                                           const std::filesystem::path& folder, SaveAgreement& agreement) {
   pins_.await(communicator_->timeout());
-  std::map<std::string, StateFileFacts> facts;
-  for (const FileToWrite& file : part.files) {
-    facts[file.name] = write_state_file(files, folder, file, [&](int64_t bytes) {
+  std::map<std::string, checkpoint::StateFileFacts> facts;
+  for (const checkpoint::FileToWrite& file : part.files) {
+    facts[file.name] = checkpoint::write_state_file(files, folder, file, [&](int64_t bytes) {
       written_ += bytes;
       agreement.note_progress();
     });
@@ -130,7 +130,7 @@ bool CheckpointWriter::is_writing() const {
   return outcome_.valid() && outcome_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
 }
 
-const PublishedFile* CheckpointWriter::published(const std::string& name) const {
+const checkpoint::PublishedFile* CheckpointWriter::published(const std::string& name) const {
   const std::lock_guard lock(mutex_);
   const auto found = published_.find(name);
   return found == published_.end() || outdated_.contains(name) ? nullptr : &found->second;

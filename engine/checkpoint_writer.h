@@ -30,8 +30,8 @@ namespace zerorun {
 
 /// This rank's part of a checkpoint.
 struct CheckpointPart : SavedTag {
-  std::vector<FileToWrite> files = {};
-  std::vector<std::vector<std::weak_ptr<MemorySnapshot>>> pinned = {};  // by bucket
+  std::vector<checkpoint::FileToWrite> files = {};
+  std::vector<std::vector<std::weak_ptr<checkpoint::MemorySnapshot>>> pinned = {};  // by bucket
   std::string failure = {};  // why this part could not be made, as failure_of() returns it; else empty
 };
 
@@ -49,7 +49,7 @@ class CheckpointWriter {
   StatePins& pins() { return pins_; }
   /// The file `name` of an earlier checkpoint if its content is still current, else null. No save may be in
   /// progress.
-  const PublishedFile* published(const std::string& name) const;
+  const checkpoint::PublishedFile* published(const std::string& name) const;
   /// To be called when the content of the file `name` is about to change. Any thread.
   void forget_published(const std::string& name);
   /// Forgets all published files.
@@ -57,7 +57,7 @@ class CheckpointWriter {
   /// Starts a save in a thread and returns at once. If no thread can be created, saves before it returns. No
   /// other save may be in progress. All ranks start their saves in the same order. `files` must outlive the
   /// save.
-  void start(CheckpointPart part, FileSystem& files);
+  void start(CheckpointPart part, checkpoint::FileSystem& files);
   /// Returns when no save is in progress and no old checkpoint is being removed.
   void finish();
   /// Returns when the last checkpoint is published. If it failed, throws the same error on all ranks.
@@ -79,9 +79,10 @@ class CheckpointWriter {
  private:
   void check_not_forked() const;
   void copy_unwritten(int bucket);
-  void write(CheckpointPart& part, FileSystem& files, int64_t number, std::promise<std::string>& outcome);
-  std::string write_files(CheckpointPart& part, FileSystem& files, const std::filesystem::path& folder,
-                          SaveAgreement& agreement);
+  void write(CheckpointPart& part, checkpoint::FileSystem& files, int64_t number,
+             std::promise<std::string>& outcome);
+  std::string write_files(CheckpointPart& part, checkpoint::FileSystem& files,
+                          const std::filesystem::path& folder, SaveAgreement& agreement);
 
   Communicator* communicator_;
   HomeProcess home_;
@@ -89,15 +90,15 @@ class CheckpointWriter {
   std::unique_ptr<Notices> notices_;  // used by thread_ only
   // The locks of the folders in which this rank has published, as long as the engine lives and the folders
   // exist. Used by thread_.
-  std::map<std::filesystem::path, std::shared_ptr<FolderLock>> locks_;
+  std::map<std::filesystem::path, std::shared_ptr<checkpoint::FolderLock>> locks_;
   int64_t saves_ = 0;
   std::thread thread_;
   std::shared_future<std::string> outcome_;  // of the last save: the failure, or empty
   bool failure_is_logged_ = false;
   std::atomic<std::chrono::steady_clock::time_point> patience_ends_;
   mutable std::mutex mutex_;  // guards the next three members
-  std::vector<std::vector<std::weak_ptr<MemorySnapshot>>> pinned_;
-  std::map<std::string, PublishedFile> published_;
+  std::vector<std::vector<std::weak_ptr<checkpoint::MemorySnapshot>>> pinned_;
+  std::map<std::string, checkpoint::PublishedFile> published_;
   std::set<std::string> outdated_;         // names of published files whose content has changed since
   std::atomic<bool> reads_state_ = false;  // pinned state is still to be written
   std::atomic<int64_t> written_ = 0;

@@ -13,14 +13,15 @@ namespace zerorun {
 /// Engine::save_checkpoint().
 std::filesystem::path save_checkpoint(EngineState& state, const std::filesystem::path& directory,
                                       const std::string& tag, const CheckpointOptions& options,
-                                      FileSystem& files);
+                                      checkpoint::FileSystem& files);
 
 /// Engine::load_checkpoint().
 RestoredCheckpoint load_checkpoint(EngineState& state, const std::filesystem::path& directory,
-                                   const std::string& tag, const RestoreOptions& options, FileSystem& files);
+                                   const std::string& tag, const RestoreOptions& options,
+                                   checkpoint::FileSystem& files);
 
 /// Engine::save_16bit_model().
 void save_16bit_model(EngineState& state, const std::filesystem::path& directory, const std::string& filename,
-                      bool exclude_frozen, FileSystem& files);
+                      bool exclude_frozen, checkpoint::FileSystem& files);
 
 }  // namespace zerorun

@@ -248,7 +248,7 @@ Engine::NoSync Engine::no_sync() {
 
 std::filesystem::path Engine::save_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                               const CheckpointOptions& options) {
-  return zerorun::save_checkpoint(*state_, directory, tag, options, local_file_system());
+  return zerorun::save_checkpoint(*state_, directory, tag, options, checkpoint::local_file_system());
 }
 
 void Engine::wait_for_checkpoint() {
@@ -262,12 +262,12 @@ CheckpointProgress Engine::checkpoint_progress() const {
 
 RestoredCheckpoint Engine::load_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                            const RestoreOptions& options) {
-  return zerorun::load_checkpoint(*state_, directory, tag, options, local_file_system());
+  return zerorun::load_checkpoint(*state_, directory, tag, options, checkpoint::local_file_system());
 }
 
 void Engine::save_16bit_model(const std::filesystem::path& directory, const std::string& filename,
                               bool exclude_frozen) {
-  zerorun::save_16bit_model(*state_, directory, filename, exclude_frozen, local_file_system());
+  zerorun::save_16bit_model(*state_, directory, filename, exclude_frozen, checkpoint::local_file_system());
 }
 
 void Engine::offload_states(const std::vector<OffloadedState>& states) {

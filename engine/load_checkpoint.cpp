@@ -31,7 +31,7 @@ std::span<std::byte> writable_bytes_of(const at::Tensor& tensor) {
 
 class Restore {
  public:
-  Restore(EngineState& state, SavedState& saved, const RestoreOptions& options)
+  Restore(EngineState& state, checkpoint::SavedState& saved, const RestoreOptions& options)
       : state_(&state), saved_(&saved), options_(options) {
     for (const auto& [name, parameter] : saved.manifest().parameters) {
       names_[name] = name;
@@ -107,9 +107,9 @@ class Restore {
   /// Throws UserError if the checkpoint has gradients that this engine cannot continue with.
   void check_window() const {
     if (!has_window()) return;
-    const Manifest& manifest = saved_->manifest();
-    const SavedWindow& saved = *manifest.window;
-    const SavedWindow own = saved_window(*state_);
+    const checkpoint::Manifest& manifest = saved_->manifest();
+    const checkpoint::SavedWindow& saved = *manifest.window;
+    const checkpoint::SavedWindow own = saved_window(*state_);
     std::string differences;
     auto compare = [&](const char* what, const auto& theirs, const auto& ours) {
       if (theirs != ours) differences += c10::str("\n  ", what, " ", theirs, " there, ", ours, " here");
@@ -165,7 +165,7 @@ class Restore {
 
   /// Restores step counts, learning rates, loss scale and generators, as the options say.
   void restore_numbers() const {
-    const Manifest& manifest = saved_->manifest();
+    const checkpoint::Manifest& manifest = saved_->manifest();
     const bool same_ranks = manifest.world_size == state_->communicator->world_size();
     const bool same_precision = manifest.precision == name_of(state_->config.precision.training);
     for (const RestartItem& item : restart_items(*state_)) {
@@ -173,7 +173,8 @@ class Restore {
       // The optimizer's step count belongs to its moments, so optimizer_states decides about both.
       const bool wanted = item.name == "steps.optimizer" ? options_.optimizer_states : options_.counters;
       if (!wanted || (is_generator && !same_ranks)) continue;
-      const RestartValues& numbers = manifest.numbers[is_generator ? state_->communicator->rank() : 0];
+      const checkpoint::RestartValues& numbers =
+          manifest.numbers[is_generator ? state_->communicator->rank() : 0];
       const auto found = numbers.find(item.name);
       if (found != numbers.end()) {
         if (found->second.index() != item.read().index()) {
@@ -255,7 +256,7 @@ class Restore {
 
   void resume_window() const {
     const auto trained = state_->buckets.trained();
-    const RestartValues& numbers = saved_->manifest().numbers[state_->communicator->rank()];
+    const checkpoint::RestartValues& numbers = saved_->manifest().numbers[state_->communicator->rank()];
     WindowSoFar window{.has_gradient = std::vector<char>(trained.size()),
                        .arrivals = std::get<int64_t>(numbers.at(kWindowArrivals)),
                        .tally = std::get<std::vector<uint8_t>>(numbers.at(kWindowTally))};
@@ -271,7 +272,7 @@ class Restore {
   }
 
   // Ignores strides of dimensions of size 1, and all strides of an empty tensor.
-  static bool same_strides(const SavedParameter& a, const SavedParameter& b) {
+  static bool same_strides(const checkpoint::SavedParameter& a, const checkpoint::SavedParameter& b) {
     for (size_t dim = 0; dim < a.shape.size(); ++dim) {
       if (a.shape[dim] == 0) return true;
     }
@@ -283,7 +284,7 @@ class Restore {
 
   // Whether each place in memory belongs to one element: only then the strides tell the order of the
   // elements.
-  static bool is_dense(const SavedParameter& parameter) {
+  static bool is_dense(const checkpoint::SavedParameter& parameter) {
     return at::empty_strided(parameter.shape, parameter.strides,
                              at::TensorOptions(at::kMeta).dtype(at::kByte))
         .is_non_overlapping_and_dense();
@@ -291,7 +292,7 @@ class Restore {
 
   // Returns the parameter with its strides of the checkpoint.
   at::Tensor read_whole(const std::string& parameter, const std::string& source) const {
-    const SavedParameter& saved = saved_->manifest().parameters.at(parameter);
+    const checkpoint::SavedParameter& saved = saved_->manifest().parameters.at(parameter);
     at::Tensor values =
         at::empty_strided(saved.shape, saved.strides, dtype_of(saved_->dtype_of(parameter, source)));
     const int64_t numel = values.numel();
@@ -301,7 +302,7 @@ class Restore {
     return values;
   }
 
-  void check_counts(const Manifest& manifest) const {
+  void check_counts(const checkpoint::Manifest& manifest) const {
     const StepCounts& counts = state_->counts;
     const bool adds_up = counts.skipped >= 0 && counts.skipped <= counts.global &&
                          counts.applied() == manifest.generation && state_->optimizer->steps() >= 0;
@@ -324,7 +325,7 @@ class Restore {
                       "false and counters = false");
     }
     const int64_t numel = piece.values.numel();
-    const SavedParameter& saved = saved_->manifest().parameters.at(parameter);
+    const checkpoint::SavedParameter& saved = saved_->manifest().parameters.at(parameter);
     const at::IntArrayRef strides = own.strides();
     if (!same_strides(saved, {.shape = saved.shape, .strides = strides.vec()})) {
       // The elements lie in another order here: take this rank's from the whole parameter.
@@ -339,7 +340,7 @@ class Restore {
   }
 
   EngineState* state_;
-  SavedState* saved_;
+  checkpoint::SavedState* saved_;
   RestoreOptions options_;
   std::map<std::string, std::string> names_;  // from a name or alias to the name in the checkpoint
 };
@@ -347,14 +348,14 @@ class Restore {
 constexpr const char* kItself = ".";  // no tag has this name
 
 // Returns kItself if `directory` is the folder of a checkpoint.
-std::string tag_to_load(const fs::path& directory, const std::string& tag, FileSystem& files) {
+std::string tag_to_load(const fs::path& directory, const std::string& tag, checkpoint::FileSystem& files) {
   if (!tag.empty()) return tag;
-  if (is_checkpoint(files, directory)) return kItself;
-  const auto latest = latest_tag(files, directory);
+  if (checkpoint::is_checkpoint(files, directory)) return kItself;
+  const auto latest = checkpoint::latest_tag(files, directory);
   if (latest && files.list(directory / *latest)) return *latest;
   if (!files.list(directory)) throw UserError(directory.string() + ": there is no such folder");
   std::string there;
-  for (const std::string& published : published_tags(files, directory)) there += " " + published;
+  for (const std::string& published : checkpoint::published_tags(files, directory)) there += " " + published;
   throw UserError(directory.string() +
                   (latest ? ": the file \"latest\" names " + *latest + ", which is not there"
                           : " has no file \"latest\", which names the checkpoint to load") +
@@ -381,7 +382,8 @@ void check_same_words(const std::string& words, Communicator& communicator, cons
 }
 
 // Hosts without a common folder may have different checkpoints under the same name.
-void check_same_everywhere(const Manifest& manifest, const fs::path& folder, Communicator& communicator) {
+void check_same_everywhere(const checkpoint::Manifest& manifest, const fs::path& folder,
+                           Communicator& communicator) {
   const std::string own = std::to_string(std::hash<std::string>()(to_json(manifest)));
   const auto all = exchange_texts(own, communicator, "comparing manifests");
   for (int rank = 1; rank < communicator.world_size(); ++rank) {
@@ -395,7 +397,7 @@ void check_same_everywhere(const Manifest& manifest, const fs::path& folder, Com
 }  // namespace
 
 RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory, const std::string& tag,
-                                   const RestoreOptions& options, FileSystem& files) {
+                                   const RestoreOptions& options, checkpoint::FileSystem& files) {
   c10::NoGradGuard no_grad;
   state.finish_open_step();
   state.checkpoints.finish();
@@ -419,7 +421,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   });
   chosen = exchange_texts(chosen, communicator, label).front();
   const fs::path folder = chosen == kItself ? directory : directory / chosen;
-  std::optional<SavedState> saved;
+  std::optional<checkpoint::SavedState> saved;
   std::optional<Restore> restore;
   on_all_ranks(communicator, label, [&] {
     saved.emplace(files, folder);

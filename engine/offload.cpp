@@ -91,7 +91,7 @@ int64_t chunk_bytes(const SliceStore& store, const std::vector<std::vector<State
   const bool is_bounded = offload.sub_group_size > 0 && offload.sub_group_size < kLargestChunk;
   const int64_t of_group = is_bounded ? offload.sub_group_size * widest : kLargestChunk;
   const int64_t most = std::min({share, of_group, kLargestChunk});
-  return std::max(most / kChecksumBlock, int64_t{1}) * kChecksumBlock;
+  return std::max(most / checkpoint::kChecksumBlock, int64_t{1}) * checkpoint::kChecksumBlock;
 }
 
 // `buffer_bytes`: the approximate size of a chunk.
@@ -106,7 +106,7 @@ StateFilesOptions files_options(const Config& config, const std::string& folder,
           .rank = communicator.rank(),
           .buffers = static_cast<int>(buffers),
           .chunk_bytes = buffer_bytes,
-          .request_bytes = rounded_up(std::max(aio.block_size, of_queue), kPageBytes),
+          .request_bytes = checkpoint::rounded_up(std::max(aio.block_size, of_queue), checkpoint::kPageBytes),
           .alignment = communicator.device().alignment() / smallest,
           .threads = static_cast<int>(aio.threads),
           .timeout = communicator.timeout()};
@@ -165,7 +165,7 @@ void offload_optimizer(SliceStore& store, const Config& config, const Initialize
   const StateFilesOptions files =
       files_options(config, offload.nvme_path, offload.buffer_count, chunk, communicator);
   make_files(communicator, "offload_optimizer", offload.nvme_path, state_bytes(store, states), store.count(),
-             [&] { store.keep_in_files(local_file_system(), files, states, names); });
+             [&] { store.keep_in_files(checkpoint::local_file_system(), files, states, names); });
 }
 
 void offload_param(SliceStore& store, const Config& config, const std::vector<std::string>& names,
@@ -185,11 +185,12 @@ void offload_param(SliceStore& store, const Config& config, const std::vector<st
   StateFilesOptions files =
       files_options(config, offload.nvme_path, offload.buffer_count, largest, communicator);
   // One chunk holds a whole slice: half of it is for the values, half for the header of the slice's file.
-  files.chunk_bytes = rounded_up(2 * largest, kChecksumBlock);
+  files.chunk_bytes = checkpoint::rounded_up(2 * largest, checkpoint::kChecksumBlock);
   Device& device = communicator.device();
   files.pin = [&device](void* memory, size_t bytes) { return device.pin(memory, bytes); };
-  make_files(communicator, "offload_param", offload.nvme_path, total, static_cast<int64_t>(buckets.size()),
-             [&] { store.keep_values_in_files(local_file_system(), files, dtype, buckets, names); });
+  make_files(
+      communicator, "offload_param", offload.nvme_path, total, static_cast<int64_t>(buckets.size()),
+      [&] { store.keep_values_in_files(checkpoint::local_file_system(), files, dtype, buckets, names); });
 }
 
 std::string in_files(const SliceFiles& slices, const std::string& folder) {

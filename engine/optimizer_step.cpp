@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/program.h"
+#include "device/step_facts.h"
 #include "engine/engine_state.h"
 
 namespace zerorun {
@@ -29,8 +30,8 @@ void EngineState::measure() {
       discard_gradients();
       throw UserError(
           "engine.step(): some ranks have dropped gradients since the last optimizer step, and others have "
-          "not, "
-          "or not as often: all ranks must call zero_grad() (or set grad() to None) at the same micro-steps. "
+          "not, or not as often: all ranks must call zero_grad() (or set grad() to None) at the same "
+          "micro-steps. "
           "The gradients are dropped on all ranks now");
     }
   }

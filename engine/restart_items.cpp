@@ -13,17 +13,17 @@ namespace {
 template <typename Number>
 RestartItem number(std::string name, Number& value) {
   return {.name = std::move(name),
-          .read = [&value] { return RestartValue(value); },
-          .write = [&value](const RestartValue& given) { value = std::get<Number>(given); }};
+          .read = [&value] { return checkpoint::RestartValue(value); },
+          .write = [&value](const checkpoint::RestartValue& given) { value = std::get<Number>(given); }};
 }
 
 void add_loss_scaler(std::vector<RestartItem>& items, LossScaler& scaler) {
   auto add = [&](const char* name, auto member) {
     using Number = std::remove_reference_t<decltype(std::declval<LossScaler::State&>().*member)>;
     items.push_back({.name = std::string("loss_scaler.") + name,
-                     .read = [&scaler, member] { return RestartValue(scaler.state().*member); },
+                     .read = [&scaler, member] { return checkpoint::RestartValue(scaler.state().*member); },
                      .write =
-                         [&scaler, member](const RestartValue& given) {
+                         [&scaler, member](const checkpoint::RestartValue& given) {
                            LossScaler::State state = scaler.state();
                            state.*member = std::get<Number>(given);
                            scaler.set_state(state);
@@ -37,22 +37,23 @@ void add_loss_scaler(std::vector<RestartItem>& items, LossScaler& scaler) {
 
 void add_group_items(std::vector<RestartItem>& items, ShardOptimizer& optimizer, int group) {
   const std::string prefix = "group " + std::to_string(group) + ".";
-  items.push_back(
-      {.name = prefix + "lr",
-       .read = [&optimizer, group] { return RestartValue(optimizer.lr(group)); },
-       .write = [&optimizer,
-                 group](const RestartValue& given) { optimizer.set_lr(group, std::get<double>(given)); }});
+  items.push_back({.name = prefix + "lr",
+                   .read = [&optimizer, group] { return checkpoint::RestartValue(optimizer.lr(group)); },
+                   .write =
+                       [&optimizer, group](const checkpoint::RestartValue& given) {
+                         optimizer.set_lr(group, std::get<double>(given));
+                       }});
   if (!optimizer.betas(group)) return;
   auto add_beta = [&](const char* name, auto member) {
-    items.push_back(
-        {.name = prefix + name,
-         .read = [&optimizer, group, member] { return RestartValue((*optimizer.betas(group)).*member); },
-         .write =
-             [&optimizer, group, member](const RestartValue& given) {
-               auto betas = *optimizer.betas(group);
-               betas.*member = std::get<double>(given);
-               optimizer.set_betas(group, betas);
-             }});
+    items.push_back({.name = prefix + name,
+                     .read = [&optimizer, group,
+                              member] { return checkpoint::RestartValue((*optimizer.betas(group)).*member); },
+                     .write =
+                         [&optimizer, group, member](const checkpoint::RestartValue& given) {
+                           auto betas = *optimizer.betas(group);
+                           betas.*member = std::get<double>(given);
+                           optimizer.set_betas(group, betas);
+                         }});
   };
   add_beta("beta1", &std::pair<double, double>::first);
   add_beta("beta2", &std::pair<double, double>::second);
@@ -64,9 +65,9 @@ RestartItem generator_of(c10::Device device) {
     std::lock_guard lock(generator.mutex());
     const at::Tensor state = generator.get_state();
     const auto* bytes = state.const_data_ptr<uint8_t>();
-    return RestartValue(std::vector<uint8_t>(bytes, bytes + state.numel()));
+    return checkpoint::RestartValue(std::vector<uint8_t>(bytes, bytes + state.numel()));
   };
-  auto write = [generator](const RestartValue& given) mutable {
+  auto write = [generator](const checkpoint::RestartValue& given) mutable {
     std::lock_guard lock(generator.mutex());
     at::Tensor state = generator.get_state();
     const auto& bytes = std::get<std::vector<uint8_t>>(given);
@@ -83,10 +84,12 @@ std::vector<RestartItem> restart_items(EngineState& state) {
   std::vector<RestartItem> items = {number("steps.global", state.counts.global),
                                     number("steps.skipped", state.counts.skipped)};
   ShardOptimizer& optimizer = *state.optimizer;
-  items.push_back(
-      {.name = "steps.optimizer",
-       .read = [&optimizer] { return RestartValue(optimizer.steps()); },
-       .write = [&optimizer](const RestartValue& given) { optimizer.set_steps(std::get<int64_t>(given)); }});
+  items.push_back({.name = "steps.optimizer",
+                   .read = [&optimizer] { return checkpoint::RestartValue(optimizer.steps()); },
+                   .write =
+                       [&optimizer](const checkpoint::RestartValue& given) {
+                         optimizer.set_steps(std::get<int64_t>(given));
+                       }});
   for (int group = 0; group < optimizer.groups(); ++group) add_group_items(items, optimizer, group);
   if (state.scaler) add_loss_scaler(items, *state.scaler);
   items.push_back(generator_of(c10::Device(c10::kCPU)));

@@ -14,9 +14,9 @@ namespace zerorun {
 
 struct RestartItem {
   std::string name;  // "steps.global", "generator.cpu"
-  std::function<RestartValue()> read;
+  std::function<checkpoint::RestartValue()> read;
   /// Restores a value that read() returned in this process or in an earlier one.
-  std::function<void(const RestartValue&)> write;
+  std::function<void(const checkpoint::RestartValue&)> write;
 };
 
 /// The items of `state`, with the same names on all ranks. `state` must outlive the list. Call it only when

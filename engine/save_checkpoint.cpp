@@ -25,7 +25,7 @@ namespace {
 std::string tag_of(const EngineState& state, const std::string& given) {
   if (!given.empty()) return given;
   const int64_t micro_steps = state.counts.micro;
-  return kStepTag + std::to_string(state.counts.global) +
+  return checkpoint::kStepTag + std::to_string(state.counts.global) +
          (micro_steps > 0 ? "_micro" + std::to_string(micro_steps) : "");
 }
 
@@ -108,7 +108,7 @@ std::map<std::string, std::string> metadata_of(std::map<std::string, std::string
 
 // Adds this rank's gradients of an unfinished accumulation window: its slices of the sums over ranks, or all
 // of its own gradients. Gradients are copied at once, because code that changes them does not call keep().
-void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, FileToWrite& file) {
+void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, checkpoint::FileToWrite& file) {
   StatePins& pins = state.checkpoints.pins();
   auto add = [&](int parameter, const std::string& name, int64_t begin, const at::Tensor& values) {
     file.ranges.push_back({.range = {.parameter = state.buckets.parameters()[parameter].name,
@@ -131,12 +131,13 @@ void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, Fi
   }
 }
 
-FileToWrite file_of_bucket(EngineState& state, int bucket, const std::optional<WindowSoFar>& window,
-                           std::vector<std::weak_ptr<MemorySnapshot>>& pinned) {
+checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
+                                       const std::optional<WindowSoFar>& window,
+                                       std::vector<std::weak_ptr<checkpoint::MemorySnapshot>>& pinned) {
   const int rank = state.communicator->rank();
   const bool is_frozen = bucket >= state.buckets.trained_count();
-  std::map<const StateTensor*, std::shared_ptr<MemorySnapshot>> sources;
-  FileToWrite file{
+  std::map<const StateTensor*, std::shared_ptr<checkpoint::MemorySnapshot>> sources;
+  checkpoint::FileToWrite file{
       .name = name_of_file(bucket, rank),
       .metadata = metadata_of({{"bucket", std::to_string(bucket)},
                                {"rank", std::to_string(rank)},
@@ -165,33 +166,36 @@ FileToWrite file_of_bucket(EngineState& state, int bucket, const std::optional<W
     });
   }
   if (window && !is_frozen) add_gradients(state, bucket, *window, file);
-  std::ranges::stable_sort(file.ranges, {}, [](const RangeToWrite& range) { return range.range.state; });
-  if (const PublishedFile* published = is_frozen ? state.checkpoints.published(file.name) : nullptr)
+  std::ranges::stable_sort(file.ranges, {},
+                           [](const checkpoint::RangeToWrite& range) { return range.range.state; });
+  if (const checkpoint::PublishedFile* published =
+          is_frozen ? state.checkpoints.published(file.name) : nullptr)
     file.published = *published;
   return file;
 }
 
 // Adds the bucket's states that are kept in files.
-void add_slots(EngineState& state, int bucket, std::vector<FileToWrite>& files) {
+void add_slots(EngineState& state, int bucket, std::vector<checkpoint::FileToWrite>& files) {
   SliceStore& store = state.store;
   const bool is_frozen = bucket >= state.buckets.trained_count();
   auto add = [&](SliceFiles* slices, const std::string& name) {
     if (!slices || !slices->has(bucket)) return;
     LentSlot slot = slices->lend(bucket);
-    FileToWrite& file = files.emplace_back(FileToWrite{.name = name,
-                                                       .metadata = {},
-                                                       .ranges = {},
-                                                       .is_frozen = is_frozen,
-                                                       .slot = std::move(slot.file),
-                                                       .slot_facts = std::move(slot.facts)});
-    if (const PublishedFile* published = is_frozen ? state.checkpoints.published(name) : nullptr)
+    checkpoint::FileToWrite& file =
+        files.emplace_back(checkpoint::FileToWrite{.name = name,
+                                                   .metadata = {},
+                                                   .ranges = {},
+                                                   .is_frozen = is_frozen,
+                                                   .slot = std::move(slot.file),
+                                                   .slot_facts = std::move(slot.facts)});
+    if (const checkpoint::PublishedFile* published = is_frozen ? state.checkpoints.published(name) : nullptr)
       file.published = *published;
   };
   add(store.files(), name_of_slot(bucket, state.communicator->rank()));
   add(store.value_files(), name_of_value_slot(bucket, state.communicator->rank()));
 }
 
-RangeToWrite whole_range(const NamedTensor& named, const at::Tensor& on_host) {
+checkpoint::RangeToWrite whole_range(const NamedTensor& named, const at::Tensor& on_host) {
   return {.range = {.parameter = named.name,
                     .state = kValue,
                     .dtype = spelled(on_host.scalar_type()),
@@ -207,8 +211,8 @@ at::Tensor on_host(const at::Tensor& tensor, bool copy) {
   return copy && values.is_alias_of(tensor) ? values.clone() : values;
 }
 
-FileToWrite file_of_buffers(const EngineState& state) {
-  FileToWrite file{.name = kBuffersFile, .metadata = metadata_of(), .ranges = {}};
+checkpoint::FileToWrite file_of_buffers(const EngineState& state) {
+  checkpoint::FileToWrite file{.name = kBuffersFile, .metadata = metadata_of(), .ranges = {}};
   for (const NamedTensor& other : state.unbucketed) {
     if (other.is_buffer) file.ranges.push_back(whole_range(other, on_host(other.tensor, true)));
   }
@@ -218,18 +222,19 @@ FileToWrite file_of_buffers(const EngineState& state) {
 // Returns the file of the frozen parameters that every rank has in full. The engine does not see the
 // program's writes to them, so a digest of the values shows whether the file of an earlier checkpoint is
 // still current.
-FileToWrite file_of_frozen(const EngineState& state) {
-  FileToWrite file{.name = kFrozenFile, .metadata = metadata_of(), .ranges = {}, .is_frozen = true};
+checkpoint::FileToWrite file_of_frozen(const EngineState& state) {
+  checkpoint::FileToWrite file{
+      .name = kFrozenFile, .metadata = metadata_of(), .ranges = {}, .is_frozen = true};
   std::vector<at::Tensor> values;
   std::vector<uint64_t> digests;
   for (const NamedTensor& other : state.unbucketed) {
     if (other.is_buffer) continue;
     const at::Tensor& contiguous = values.emplace_back(on_host(other.tensor, false));
-    digests.push_back(
-        checksum_of({static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()}));
+    digests.push_back(checkpoint::checksum_of(
+        {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()}));
   }
-  file.digest = checksum_of(std::as_bytes(std::span(digests)));
-  const PublishedFile* published = state.checkpoints.published(file.name);
+  file.digest = checkpoint::checksum_of(std::as_bytes(std::span(digests)));
+  const checkpoint::PublishedFile* published = state.checkpoints.published(file.name);
   if (published && published->digest == file.digest) file.published = *published;
   auto next = values.begin();
   for (const NamedTensor& other : state.unbucketed) {
@@ -241,8 +246,8 @@ FileToWrite file_of_frozen(const EngineState& state) {
   return file;
 }
 
-RestartValues numbers_of(EngineState& state) {
-  RestartValues numbers;
+checkpoint::RestartValues numbers_of(EngineState& state) {
+  checkpoint::RestartValues numbers;
   for (const RestartItem& item : restart_items(state)) numbers[item.name] = item.read();
   return numbers;
 }
@@ -287,7 +292,8 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
     streams.record(copied, streams.current());
     streams.await(copied, state.communicator->timeout(), "the copy of the gradients for a checkpoint");
   }
-  std::erase_if(part.files, [](const FileToWrite& file) { return file.ranges.empty() && !file.slot; });
+  std::erase_if(part.files,
+                [](const checkpoint::FileToWrite& file) { return file.ranges.empty() && !file.slot; });
   if (!options.exclude_frozen) return;
   for (const NamedParameter& parameter : state.buckets.parameters())
     part.manifest.parameters[parameter.name].excluded = parameter.group == kFrozen;
@@ -298,7 +304,7 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
 }  // namespace
 
 fs::path save_checkpoint(EngineState& state, const fs::path& directory, const std::string& given_tag,
-                         const CheckpointOptions& options, FileSystem& files) {
+                         const CheckpointOptions& options, checkpoint::FileSystem& files) {
   c10::NoGradGuard no_grad;
   state.finish_open_step();
   state.checkpoints.finish();
@@ -310,12 +316,13 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     state.check_states_are_here("save_checkpoint");
     state.check_between_steps("save_checkpoint");
     if (directory.empty()) throw UserError("save_checkpoint(): the folder's name is empty: name a folder");
-    check_tag(tag);
+    checkpoint::check_tag(tag);
     part.directory = whole_path(directory);
     state.optimizer->follow_program();
     check_names_and_dtypes(state, "save_checkpoint");
     check_numbers(state, "save_checkpoint");
-    if (state.communicator->rank() == 0) check_json(options.client_state, "CheckpointOptions::client_state");
+    if (state.communicator->rank() == 0)
+      checkpoint::check_json(options.client_state, "CheckpointOptions::client_state");
   };
   const bool shares = agree_to_save(state, check, [&] { return words_of(state, directory, tag, options); });
   const bool opens = state.residency && (shares || state.communicator->device().streams().asynchronous());

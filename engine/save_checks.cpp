@@ -14,8 +14,8 @@ namespace {
 constexpr const char* kMetadata = "__metadata__";  // what safetensors files have besides tensors
 
 void check_name(const std::string& name, const std::string& call) {
-  if (is_json_text(name) && name != kMetadata) return;
-  throw UserError(call + "(): a parameter or buffer is named " + printable_text(name) +
+  if (checkpoint::is_json_text(name) && name != kMetadata) return;
+  throw UserError(call + "(): a parameter or buffer is named " + checkpoint::printable_text(name) +
                   ", which a safetensors file cannot have: give it another name, in UTF-8");
 }
 
@@ -43,7 +43,7 @@ void check_names_and_dtypes(const EngineState& state, const std::string& call) {
 
 void check_numbers(EngineState& state, const std::string& call) {
   for (const RestartItem& item : restart_items(state)) {
-    const RestartValue value = item.read();
+    const checkpoint::RestartValue value = item.read();
     const double* number = std::get_if<double>(&value);
     if (!number || std::isfinite(*number)) continue;
     throw UserError(call + "(): \"" + item.name + "\" is " + std::to_string(*number) +

@@ -60,7 +60,7 @@ class ModelFile {
       failure_ = std::current_exception();
     }
   }
-  void open(FileSystem& files, const fs::path& directory, std::vector<TensorToStore> tensors,
+  void open(checkpoint::FileSystem& files, const fs::path& directory, std::vector<TensorToStore> tensors,
             const std::string& stem) {
     run([&] {
       folder_.emplace(files, directory, std::move(tensors), std::numeric_limits<int64_t>::max(), stem);
@@ -86,7 +86,7 @@ class ModelFile {
 }  // namespace
 
 void save_16bit_model(EngineState& state, const fs::path& directory, const std::string& filename,
-                      bool exclude_frozen, FileSystem& files) {
+                      bool exclude_frozen, checkpoint::FileSystem& files) {
   c10::NoGradGuard no_grad;
   state.finish_open_step();
   const std::string label = "saving the model to " + (directory / filename).string();

@@ -12,12 +12,12 @@ struct PinnedTensor {
         bytes({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()}) {}
 
   at::Tensor tensor;
-  MemorySnapshot bytes;
+  checkpoint::MemorySnapshot bytes;
 };
 
 }  // namespace
 
-std::shared_ptr<MemorySnapshot> pinned(at::Tensor tensor) {
+std::shared_ptr<checkpoint::MemorySnapshot> pinned(at::Tensor tensor) {
   auto holder = std::make_shared<PinnedTensor>(std::move(tensor));
   return {holder, &holder->bytes};
 }
@@ -31,7 +31,7 @@ void StatePins::begin() {
   streams.wait(ready, streams.of(Lane::copy), Handover::saved);
 }
 
-std::shared_ptr<MemorySnapshot> StatePins::pin(const at::Tensor& tensor, CopyTime time) {
+std::shared_ptr<checkpoint::MemorySnapshot> StatePins::pin(const at::Tensor& tensor, CopyTime time) {
   if (!device_->streams().asynchronous()) return pinned(time == CopyTime::at_once ? tensor.clone() : tensor);
   at::Tensor copy = host_memory(tensor);
   if (time == CopyTime::at_once) {

@@ -20,7 +20,7 @@ enum class CopyTime {
 };
 
 /// A snapshot of `tensor`, which must be in host memory and contiguous. The snapshot keeps the tensor alive.
-std::shared_ptr<MemorySnapshot> pinned(at::Tensor tensor);
+std::shared_ptr<checkpoint::MemorySnapshot> pinned(at::Tensor tensor);
 
 class StatePins {
  public:
@@ -30,7 +30,7 @@ class StatePins {
   /// Begins a new snapshot. The previous one may no longer be read.
   void begin();
   /// Adds `tensor`, which is contiguous and on the device, to the snapshot. The result keeps its bytes alive.
-  std::shared_ptr<MemorySnapshot> pin(const at::Tensor& tensor, CopyTime time);
+  std::shared_ptr<checkpoint::MemorySnapshot> pin(const at::Tensor& tensor, CopyTime time);
   /// Ends the snapshot: all of its tensors are pinned.
   void end();
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "device/step_facts.h"
 
 namespace zerorun {
 

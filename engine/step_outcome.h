@@ -12,7 +12,7 @@
 
 #include "base/dtype.h"
 #include "comm/communicator.h"
-#include "device/step_facts.h"
+#include "device/device.h"
 #include "zero/buckets.h"
 #include "zero/gradient_reducer.h"
 

@@ -25,7 +25,7 @@
 #include "launcher/rank_labels.h"
 #include "launcher/signals.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -190,4 +190,4 @@ int join_job(const JoinPlan& plan, int argc, char** argv) {
   return result.interrupted_by != 0 ? 128 + result.interrupted_by : result.exit_code;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

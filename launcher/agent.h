@@ -9,7 +9,7 @@
 #include "launcher/launch_options.h"
 #include "launcher/node_order.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 inline constexpr char kAgentCommand[] = "--agent";
 /// The environment variable with the ticket, the secret by which the launcher and its agents recognise each
@@ -40,4 +40,4 @@ struct JoinPlan {
 /// must not decide what runs here. Returns the exit code.
 int join_job(const JoinPlan& plan, int argc, char** argv);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

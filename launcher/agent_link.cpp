@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "launcher/heartbeat.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using std::chrono::milliseconds;
@@ -106,4 +106,4 @@ bool AgentLink::takes_output() const {
   return lost_ || untaken_ < kMostUntaken;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -12,7 +12,7 @@
 #include "launcher/job_output.h"
 #include "launcher/node_order.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 class AgentLink : public JobControl {
  public:
@@ -83,4 +83,4 @@ class LinkOutput : public JobOutput {
   int first_rank_;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -14,7 +14,7 @@
 #include "base/route.h"
 #include "launcher/heartbeat.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 // The most connections that may be open before their agents have proved that they know the ticket
@@ -138,4 +138,4 @@ void AgentListener::service_greetings() {
   }
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -18,7 +18,7 @@
 #include "launcher/handshake.h"
 #include "launcher/node_order.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 struct NewAgent {
   FrameSocket socket;
@@ -68,4 +68,4 @@ class AgentListener {
   int64_t strangers_ = 0;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

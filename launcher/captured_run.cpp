@@ -20,7 +20,7 @@
 
 extern char** environ;
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -125,4 +125,4 @@ CapturedRun run_launcher(const std::vector<std::string>& arguments, std::chrono:
   return run;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

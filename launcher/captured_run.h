@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 struct CapturedRun {
   int wait_status = 0;     // from waitpid()
@@ -24,4 +24,4 @@ CapturedRun run_launcher(const std::vector<std::string>& arguments, std::chrono:
                          const std::optional<std::vector<std::string>>& environment = std::nullopt,
                          const std::function<void()>& meanwhile = {});
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

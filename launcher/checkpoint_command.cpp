@@ -17,7 +17,7 @@
 #include "launcher/checkpoint_reports.h"
 #include "launcher/print.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 namespace fs = std::filesystem;
@@ -48,18 +48,18 @@ void print_result(const CheckpointArguments& arguments, const Result& result, co
   }
 }
 
-SavedState open_checkpoint(const std::string& path, const std::string& tag = "") {
-  FileSystem& files = local_file_system();
-  return SavedState(files, checkpoint_folder(files, path, tag));
+checkpoint::SavedState open_checkpoint(const std::string& path, const std::string& tag = "") {
+  checkpoint::FileSystem& files = checkpoint::local_file_system();
+  return checkpoint::SavedState(files, checkpoint::checkpoint_folder(files, path, tag));
 }
 
 int list(const CheckpointArguments& arguments) {
-  print_result(arguments, list_tags(local_file_system(), arguments.paths.front()));
+  print_result(arguments, checkpoint::list_tags(checkpoint::local_file_system(), arguments.paths.front()));
   return kEqual;
 }
 
 int inspect(const CheckpointArguments& arguments) {
-  const SavedState saved = open_checkpoint(arguments.paths.front(), arguments.tag);
+  const checkpoint::SavedState saved = open_checkpoint(arguments.paths.front(), arguments.tag);
   std::vector<std::string> shown;
   for (const auto& [name, parameter] : saved.manifest().parameters) {
     if (::fnmatch(arguments.parameters.c_str(), name.c_str(), 0) == 0) shown.push_back(name);
@@ -71,11 +71,11 @@ int inspect(const CheckpointArguments& arguments) {
 }
 
 // Reports an unreadable manifest as damage instead of throwing: verify() goes on to the next checkpoint.
-Verification verified(const fs::path& folder) {
+checkpoint::Verification verified(const fs::path& folder) {
   try {
-    return verify_checkpoint(local_file_system(), folder);
+    return checkpoint::verify_checkpoint(checkpoint::local_file_system(), folder);
   } catch (const UserError& error) {
-    Verification result;
+    checkpoint::Verification result;
     result.damages.push_back({.file = "", .block = -1, .what = error.what()});
     return result;
   }
@@ -85,9 +85,10 @@ int verify(const CheckpointArguments& arguments) {
   bool passed = true;
   auto results = nlohmann::ordered_json::array();
   for (const std::string& path : arguments.paths) {
-    const fs::path folder = checkpoint_folder(local_file_system(), path, arguments.tag);
+    const fs::path folder =
+        checkpoint::checkpoint_folder(checkpoint::local_file_system(), path, arguments.tag);
     const auto start = std::chrono::steady_clock::now();
-    const Verification result = verified(folder);
+    const checkpoint::Verification result = verified(folder);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
     passed = passed && result.passed();
     results.push_back(to_json(result, folder.string()));
@@ -98,18 +99,20 @@ int verify(const CheckpointArguments& arguments) {
 }
 
 int diff(const CheckpointArguments& arguments) {
-  SavedState first = open_checkpoint(arguments.paths.at(0));
-  SavedState second = open_checkpoint(arguments.paths.at(1));
-  const CheckpointComparison result = compare_checkpoints(first, second);
+  checkpoint::SavedState first = open_checkpoint(arguments.paths.at(0));
+  checkpoint::SavedState second = open_checkpoint(arguments.paths.at(1));
+  const checkpoint::CheckpointComparison result = checkpoint::compare_checkpoints(first, second);
   print_result(arguments, result);
   return result.equal() ? kEqual : kDifferent;
 }
 
 int run_prune(const CheckpointArguments& arguments) {
   const fs::path directory = arguments.paths.front();
-  PrunePlan plan = plan_prune(local_file_system(), directory,
-                              {.keep = arguments.keep, .keep_every = arguments.keep_every});
-  const bool is_done = arguments.dry_run || prune(local_file_system(), directory, plan);
+  checkpoint::PrunePlan plan =
+      checkpoint::plan_prune(checkpoint::local_file_system(), directory,
+                             {.keep = arguments.keep, .keep_every = arguments.keep_every});
+  const bool is_done =
+      arguments.dry_run || checkpoint::prune(checkpoint::local_file_system(), directory, plan);
   print_result(arguments, plan, arguments.dry_run);
   return is_done ? kEqual : kStays;
 }
@@ -135,13 +138,13 @@ int64_t bytes_of(const std::string& text) {
 }
 
 int run_export(const CheckpointArguments& arguments) {
-  SavedState saved = open_checkpoint(arguments.paths.at(0), arguments.tag);
+  checkpoint::SavedState saved = open_checkpoint(arguments.paths.at(0), arguments.tag);
   const Dtype dtype = arguments.dtype == "fp32"   ? Dtype::fp32
                       : arguments.dtype == "bf16" ? Dtype::bf16
                                                   : Dtype::fp16;
-  const ExportedModel exported =
-      export_checkpoint(local_file_system(), saved, arguments.paths.at(1),
-                        {.dtype = dtype, .max_shard_bytes = bytes_of(arguments.max_shard_size)});
+  const convert::ExportedModel exported =
+      convert::export_checkpoint(checkpoint::local_file_system(), saved, arguments.paths.at(1),
+                                 {.dtype = dtype, .max_shard_bytes = bytes_of(arguments.max_shard_size)});
   if (arguments.json) {
     print_json({{"folder", arguments.paths.at(1)},
                 {"files", exported.files},
@@ -159,10 +162,11 @@ int run_export(const CheckpointArguments& arguments) {
 }
 
 int run_import(const CheckpointArguments& arguments) {
-  const DeepSpeedCheckpoint source = read_deepspeed_checkpoint(local_file_system(), arguments.paths.at(0));
-  const ImportedCheckpoint imported =
-      import_checkpoint(local_file_system(), source, arguments.paths.at(1), arguments.tag, arguments.replace);
-  const DeepSpeedFacts& facts = source.facts;
+  const convert::DeepSpeedCheckpoint source =
+      convert::read_deepspeed_checkpoint(checkpoint::local_file_system(), arguments.paths.at(0));
+  const convert::ImportedCheckpoint imported = convert::import_checkpoint(
+      checkpoint::local_file_system(), source, arguments.paths.at(1), arguments.tag, arguments.replace);
+  const convert::DeepSpeedFacts& facts = source.facts;
   if (arguments.json) {
     print_json({{"folder", imported.folder.string()},
                 {"files", imported.files},
@@ -294,4 +298,4 @@ int run_checkpoint_command(int argc, const char* const* argv) {
   return kEqual;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

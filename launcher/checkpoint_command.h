@@ -2,7 +2,7 @@
 // a job. Called once from main, in its thread.
 #pragma once
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// Whether the command line begins with `zerorun checkpoint`.
 bool is_checkpoint_command(int argc, const char* const* argv);
@@ -11,4 +11,4 @@ bool is_checkpoint_command(int argc, const char* const* argv);
 /// command line or a checkpoint that cannot be read.
 int run_checkpoint_command(int argc, const char* const* argv);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

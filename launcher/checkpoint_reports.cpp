@@ -10,18 +10,18 @@
 
 #include "base/printable.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using nlohmann::ordered_json;
 
-const char* name_of_kind(TagState state) {
+const char* name_of_kind(checkpoint::TagState state) {
   switch (state) {
-    case TagState::complete:
+    case checkpoint::TagState::complete:
       return "complete";
-    case TagState::damaged:
+    case checkpoint::TagState::damaged:
       return "damaged";
-    case TagState::unfinished:
+    case checkpoint::TagState::unfinished:
       return "unfinished";
   }
   return "";
@@ -73,22 +73,23 @@ std::string table(std::vector<std::vector<std::string>> rows) {
   return text;
 }
 
-std::string settings_text(const Manifest& manifest) {
+std::string settings_text(const checkpoint::Manifest& manifest) {
   return manifest.precision + ", stage " + std::to_string(manifest.stage) + ", " +
          count(manifest.world_size, "rank") + ", " + manifest.optimizer;
 }
 
 // The bytes of each state in the files: by parameter, then by state and dtype ("value F32").
-std::map<std::string, std::map<std::string, int64_t>> state_bytes(const Manifest& manifest) {
+std::map<std::string, std::map<std::string, int64_t>> state_bytes(const checkpoint::Manifest& manifest) {
   std::map<std::string, std::map<std::string, int64_t>> bytes;
   for (const auto& [name, file] : manifest.files) {
-    for (const StateRange& range : file.ranges)
-      bytes[range.parameter][range.state + " " + range.dtype] += range.numel * element_bytes(range.dtype);
+    for (const checkpoint::StateRange& range : file.ranges)
+      bytes[range.parameter][range.state + " " + range.dtype] +=
+          range.numel * checkpoint::element_bytes(range.dtype);
   }
   return bytes;
 }
 
-ordered_json to_json(const RestartValue& value) {
+ordered_json to_json(const checkpoint::RestartValue& value) {
   if (const auto* integer = std::get_if<int64_t>(&value)) return *integer;
   if (const auto* real = std::get_if<double>(&value)) return *real;
   return std::to_string(std::get<std::vector<uint8_t>>(value).size()) + " bytes";
@@ -107,14 +108,15 @@ std::string readable_bytes(int64_t bytes) {
   return text;
 }
 
-std::string to_text(const std::vector<InventoryTag>& tags) {
+std::string to_text(const std::vector<checkpoint::InventoryTag>& tags) {
   if (tags.empty()) return "no checkpoints\n";
   std::vector<std::vector<std::string>> rows = {{"tag", "", "step", "written", "size", "settings"}};
-  for (const InventoryTag& tag : tags) {
+  for (const checkpoint::InventoryTag& tag : tags) {
     std::string settings = std::string(name_of_kind(tag.state)) + ": ";
-    if (tag.state == TagState::complete) settings = settings_text(*tag.manifest);
-    if (tag.state == TagState::damaged) settings += tag.problem;
-    if (tag.state == TagState::unfinished) settings += "being written, or left by a run that died";
+    if (tag.state == checkpoint::TagState::complete) settings = settings_text(*tag.manifest);
+    if (tag.state == checkpoint::TagState::damaged) settings += tag.problem;
+    if (tag.state == checkpoint::TagState::unfinished)
+      settings += "being written, or left by a run that died";
     rows.push_back({tag.tag, tag.is_latest ? "latest" : "",
                     tag.manifest ? std::to_string(tag.manifest->generation) : "-",
                     saving_time_text(tag.written), readable_bytes(tag.bytes), settings});
@@ -122,9 +124,9 @@ std::string to_text(const std::vector<InventoryTag>& tags) {
   return table(rows);
 }
 
-ordered_json to_json(const std::vector<InventoryTag>& tags) {
+ordered_json to_json(const std::vector<checkpoint::InventoryTag>& tags) {
   auto list = ordered_json::array();
-  for (const InventoryTag& tag : tags) {
+  for (const checkpoint::InventoryTag& tag : tags) {
     ordered_json entry = {{"tag", tag.tag},
                           {"folder", tag.folder.string()},
                           {"state", name_of_kind(tag.state)},
@@ -144,8 +146,8 @@ ordered_json to_json(const std::vector<InventoryTag>& tags) {
   return {{"checkpoints", std::move(list)}};
 }
 
-std::string to_text(const SavedState& saved, const std::vector<std::string>& parameters) {
-  const Manifest& manifest = saved.manifest();
+std::string to_text(const checkpoint::SavedState& saved, const std::vector<std::string>& parameters) {
+  const checkpoint::Manifest& manifest = saved.manifest();
   std::string text = manifest.tag + ": after " + count(manifest.generation, "optimizer step") + "; " +
                      settings_text(manifest) + "\n";
   if (manifest.window)
@@ -162,7 +164,7 @@ std::string to_text(const SavedState& saved, const std::vector<std::string>& par
   const auto bytes_by_parameter = state_bytes(manifest);
   std::vector<std::vector<std::string>> rows;
   for (const std::string& name : parameters) {
-    const SavedParameter& parameter = manifest.parameters.at(name);
+    const checkpoint::SavedParameter& parameter = manifest.parameters.at(name);
     std::string states;
     if (const auto found = bytes_by_parameter.find(name); found != bytes_by_parameter.end()) {
       for (const auto& [state, of_state] : found->second)
@@ -176,15 +178,15 @@ std::string to_text(const SavedState& saved, const std::vector<std::string>& par
   return text + table(rows);
 }
 
-ordered_json to_json(const SavedState& saved, const std::vector<std::string>& parameters) {
-  const Manifest& manifest = saved.manifest();
+ordered_json to_json(const checkpoint::SavedState& saved, const std::vector<std::string>& parameters) {
+  const checkpoint::Manifest& manifest = saved.manifest();
   ordered_json numbers = ordered_json::object();
   for (const auto& [name, value] : manifest.numbers.front()) numbers[name] = to_json(value);
   ordered_json files = ordered_json::object();
   for (const auto& [name, file] : manifest.files) files[name] = file.bytes;
   ordered_json list = ordered_json::object();
   for (const std::string& name : parameters) {
-    const SavedParameter& parameter = manifest.parameters.at(name);
+    const checkpoint::SavedParameter& parameter = manifest.parameters.at(name);
     ordered_json states = ordered_json::object();
     for (const std::string& state : saved.states_of(name)) states[state] = saved.dtype_of(name, state);
     list[name] = {{"shape", parameter.shape},     {"strides", parameter.strides},
@@ -204,9 +206,9 @@ ordered_json to_json(const SavedState& saved, const std::vector<std::string>& pa
           {"parameters", std::move(list)}};
 }
 
-std::string to_text(const Verification& result, const std::string& folder, double seconds) {
+std::string to_text(const checkpoint::Verification& result, const std::string& folder, double seconds) {
   std::string text;
-  for (const Damage& damage : result.damages) {
+  for (const checkpoint::Damage& damage : result.damages) {
     text += folder + ": " + damage.file + (damage.file.empty() ? "" : ": ") +
             (damage.block < 0 ? "" : "block " + std::to_string(damage.block) + " (1 MiB) ") + damage.what +
             "\n";
@@ -217,9 +219,9 @@ std::string to_text(const Verification& result, const std::string& folder, doubl
          "/s\n";
 }
 
-ordered_json to_json(const Verification& result, const std::string& folder) {
+ordered_json to_json(const checkpoint::Verification& result, const std::string& folder) {
   auto damages = ordered_json::array();
-  for (const Damage& damage : result.damages) {
+  for (const checkpoint::Damage& damage : result.damages) {
     ordered_json entry = {{"file", damage.file}, {"block", damage.block}, {"message", damage.what}};
     if (damage.block < 0) entry.erase("block");
     damages.push_back(std::move(entry));
@@ -231,14 +233,14 @@ ordered_json to_json(const Verification& result, const std::string& folder) {
           {"damages", std::move(damages)}};
 }
 
-std::string to_text(const CheckpointComparison& result) {
+std::string to_text(const checkpoint::CheckpointComparison& result) {
   std::vector<std::vector<std::string>> rows;
   auto shown = [](const std::string& text) { return text.empty() ? std::string("absent") : text; };
-  for (const SettingDifference& setting : result.settings)
+  for (const checkpoint::SettingDifference& setting : result.settings)
     rows.push_back({setting.name, shown(setting.first), shown(setting.second)});
   std::string text = table(rows);
   rows.clear();
-  for (const StateDifference& state : result.states) {
+  for (const checkpoint::StateDifference& state : result.states) {
     std::string how = state.reason;
     if (state.differing > 0) {
       constexpr size_t kTextBytes = 64;
@@ -254,12 +256,12 @@ std::string to_text(const CheckpointComparison& result) {
          count(result.compared, "state") + "\n";
 }
 
-ordered_json to_json(const CheckpointComparison& result) {
+ordered_json to_json(const checkpoint::CheckpointComparison& result) {
   auto settings = ordered_json::array();
-  for (const SettingDifference& setting : result.settings)
+  for (const checkpoint::SettingDifference& setting : result.settings)
     settings.push_back({{"name", setting.name}, {"first", setting.first}, {"second", setting.second}});
   auto states = ordered_json::array();
-  for (const StateDifference& state : result.states) {
+  for (const checkpoint::StateDifference& state : result.states) {
     ordered_json entry = {{"parameter", state.parameter}, {"state", state.state}, {"reason", state.reason}};
     if (state.differing > 0) {
       entry["elements"] = state.numel;
@@ -276,9 +278,9 @@ ordered_json to_json(const CheckpointComparison& result) {
           {"states", std::move(states)}};
 }
 
-std::string to_text(const PrunePlan& plan, bool is_dry_run) {
+std::string to_text(const checkpoint::PrunePlan& plan, bool is_dry_run) {
   std::string text;
-  for (const InventoryTag& tag : plan.removed)
+  for (const checkpoint::InventoryTag& tag : plan.removed)
     text += (is_dry_run ? "would remove " : "removed ") + tag.tag + "\n";
   return text + count(static_cast<int64_t>(plan.removed.size()), "checkpoint") +
          (is_dry_run ? " would go, " : " removed, ") + readable_bytes(plan.freed_bytes) +
@@ -286,10 +288,10 @@ std::string to_text(const PrunePlan& plan, bool is_dry_run) {
          count(static_cast<int64_t>(plan.kept.size()), "checkpoint") + " kept\n";
 }
 
-ordered_json to_json(const PrunePlan& plan, bool is_dry_run) {
-  auto names = [](const std::vector<InventoryTag>& tags) {
+ordered_json to_json(const checkpoint::PrunePlan& plan, bool is_dry_run) {
+  auto names = [](const std::vector<checkpoint::InventoryTag>& tags) {
     auto list = ordered_json::array();
-    for (const InventoryTag& tag : tags) list.push_back(tag.tag);
+    for (const checkpoint::InventoryTag& tag : tags) list.push_back(tag.tag);
     return list;
   };
   return {{"dry_run", is_dry_run},
@@ -298,4 +300,4 @@ ordered_json to_json(const PrunePlan& plan, bool is_dry_run) {
           {"freed_bytes", plan.freed_bytes}};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

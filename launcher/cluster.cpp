@@ -15,7 +15,7 @@
 #include "launcher/rank_labels.h"
 #include "launcher/rank_status.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using std::chrono::milliseconds;
@@ -445,4 +445,4 @@ std::string Cluster::missing_hosts() const {
   return names;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

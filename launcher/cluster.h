@@ -24,7 +24,7 @@
 #include "launcher/signals.h"
 #include "launcher/starter_processes.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 struct ClusterPlan {
   NodeOrder order;                          // for every host; Cluster sets `node` and `port`
@@ -120,4 +120,4 @@ class Cluster {
   Clock::time_point last_beat_, last_loop_;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -15,7 +15,7 @@
 #include "config/schema.h"
 #include "launcher/print.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr int kClean = 0;
@@ -32,7 +32,7 @@ struct ConfigArguments {
   bool quiet = false;
   bool json = false;
 
-  CheckOptions check_options() const {
+  config::CheckOptions check_options() const {
     return {.world_size = world_size, .hidden_size = hidden_size, .compat = compat};
   }
 };
@@ -42,8 +42,10 @@ struct Tally {
   int warnings = 0;
   int notes = 0;
 
-  void add(Severity severity, int count = 1) {
-    (severity == Severity::error ? errors : severity == Severity::warning ? warnings : notes) += count;
+  void add(config::Severity severity, int count = 1) {
+    (severity == config::Severity::error     ? errors
+     : severity == config::Severity::warning ? warnings
+                                             : notes) += count;
   }
 };
 
@@ -51,16 +53,16 @@ std::string origin_name(const std::string& file) {
   return file == "-" ? "stdin" : file;
 }
 
-CheckedConfig check_file(const std::string& file, const ConfigArguments& arguments) {
-  return check_config(read_config_file(file), origin_name(file), arguments.check_options());
+config::CheckedConfig check_file(const std::string& file, const ConfigArguments& arguments) {
+  return config::check_config(config::read_config_file(file), origin_name(file), arguments.check_options());
 }
 
 std::string counted(int number, const std::string& what) {
   return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
 }
 
-nlohmann::ordered_json as_json(const std::string& file, const Diagnostic& diagnostic) {
-  const Mistake& mistake = diagnostic.mistake;
+nlohmann::ordered_json as_json(const std::string& file, const config::Diagnostic& diagnostic) {
+  const config::Mistake& mistake = diagnostic.mistake;
   nlohmann::ordered_json json{{"file", file},
                               {"line", mistake.at.line},
                               {"column", mistake.at.column},
@@ -81,24 +83,26 @@ int check(const ConfigArguments& arguments) {
   for (const std::string& file : arguments.files) {
     std::string text;
     try {
-      text = read_config_file(file);
+      text = config::read_config_file(file);
     } catch (const UserError& error) {  // go on with the other files
       std::fprintf(stderr, "zerorun: %s\n", error.what());
-      total.add(Severity::error);
+      total.add(config::Severity::error);
       list.push_back({{"file", file}, {"severity", "error"}, {"path", ""}, {"message", error.what()}});
       continue;
     }
     Tally tally;
     std::string report;
-    const CheckedConfig checked = check_config(text, origin_name(file), arguments.check_options());
-    for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
+    const config::CheckedConfig checked =
+        config::check_config(text, origin_name(file), arguments.check_options());
+    for (const config::Diagnostic& diagnostic : checked.diagnostics.messages()) {
       tally.add(diagnostic.severity);
       total.add(diagnostic.severity);
       if (arguments.json) list.push_back(as_json(origin_name(file), diagnostic));
-      if (arguments.quiet && diagnostic.severity == Severity::note) continue;
+      if (arguments.quiet && diagnostic.severity == config::Severity::note) continue;
       report += checked.diagnostics.render(diagnostic) + "\n";
     }
-    for (const Severity severity : {Severity::error, Severity::warning, Severity::note}) {
+    for (const config::Severity severity :
+         {config::Severity::error, config::Severity::warning, config::Severity::note}) {
       const auto left_out = static_cast<int>(checked.diagnostics.left_out(severity));
       if (left_out == 0) continue;
       tally.add(severity, left_out);
@@ -120,11 +124,11 @@ int check(const ConfigArguments& arguments) {
 }
 
 /// The configuration; absent if it has errors, which are printed.
-std::optional<CheckedConfig> accepted(const std::string& file, const ConfigArguments& arguments) {
-  CheckedConfig checked = check_file(file, arguments);
+std::optional<config::CheckedConfig> accepted(const std::string& file, const ConfigArguments& arguments) {
+  config::CheckedConfig checked = check_file(file, arguments);
   if (!checked.refused()) return checked;
-  for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
-    if (diagnostic.severity != Severity::error) continue;
+  for (const config::Diagnostic& diagnostic : checked.diagnostics.messages()) {
+    if (diagnostic.severity != config::Severity::error) continue;
     std::fprintf(stderr, "%s\n", checked.diagnostics.render(diagnostic).c_str());
   }
   return std::nullopt;
@@ -133,7 +137,7 @@ std::optional<CheckedConfig> accepted(const std::string& file, const ConfigArgum
 int show(const ConfigArguments& arguments) {
   const auto checked = accepted(arguments.files.front(), arguments);
   if (!checked) return kErrors;
-  print(show_settings(checked->settings));
+  print(config::show_settings(checked->settings));
   return kClean;
 }
 
@@ -148,20 +152,20 @@ int diff_configs(const ConfigArguments& arguments) {
   const auto first = accepted(first_file, arguments);
   const auto second = accepted(second_file, arguments);
   if (!first || !second) return kErrors;
-  const auto differences = compare_settings(first->settings, second->settings);
+  const auto differences = config::compare_settings(first->settings, second->settings);
   if (arguments.json) {
     auto list = nlohmann::ordered_json::array();
     const auto value = [](const std::string& text) {
       return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json::parse(text);
     };
-    for (const Difference& difference : differences) {
+    for (const config::Difference& difference : differences) {
       list.push_back({{"path", difference.path},
                       {"first", value(difference.first)},
                       {"second", value(difference.second)}});
     }
     print_json({{"differences", std::move(list)}});
   } else {
-    for (const Difference& difference : differences) {
+    for (const config::Difference& difference : differences) {
       print(difference.path + "\n" +
             side(origin_name(first_file), difference.first, difference.first_origin) +
             side(origin_name(second_file), difference.second, difference.second_origin));
@@ -236,9 +240,9 @@ int run_config_command(int argc, const char* const* argv) {
   if (check_command->parsed()) return check(arguments);
   if (show_command->parsed()) return show(arguments);
   if (diff_command->parsed()) return diff_configs(arguments);
-  if (schema_command->parsed()) print(config_schema());
-  if (reference_command->parsed()) print(config_reference());
+  if (schema_command->parsed()) print(config::config_schema());
+  if (reference_command->parsed()) print(config::config_reference());
   return kClean;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -2,7 +2,7 @@
 // main, in its thread.
 #pragma once
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// Whether the command line begins with `zerorun config`.
 bool is_config_command(int argc, const char* const* argv);
@@ -11,4 +11,4 @@ bool is_config_command(int argc, const char* const* argv);
 /// command line or a file that cannot be read.
 int run_config_command(int argc, const char* const* argv);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr size_t kMostPending = 1 << 20;
@@ -81,4 +81,4 @@ void Console::take_and_write() {
   write_some();
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -13,7 +13,7 @@
 #include "launcher/line_multiplexer.h"
 #include "launcher/output_queue.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 class Console : public JobOutput {
  public:
@@ -45,4 +45,4 @@ class Console : public JobOutput {
   bool loss_printed_ = false;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

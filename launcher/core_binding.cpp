@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/processor_list.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using Cores = std::vector<ProcessorCore>;
@@ -193,4 +193,4 @@ bool apply_binding(const CoreBinding& binding) noexcept {
                    binding.processor_mask.data()) == 0;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

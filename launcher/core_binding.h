@@ -13,7 +13,7 @@
 
 #include "launcher/processor_cores.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// The share of one rank.
 struct CoreBinding {
@@ -40,4 +40,4 @@ void refuse_other_bindings(const std::vector<std::string>& environment);
 /// these are full. Returns false, with errno set, if the kernel refuses the processors.
 bool apply_binding(const CoreBinding& binding) noexcept;
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -24,7 +24,7 @@
 #include "launcher/print.h"
 #include "launcher/rank_status.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using nlohmann::ordered_json;
@@ -109,8 +109,8 @@ Request parse_request(int argc, const char* const* argv) {
 
 /// The result of the job that runs the probe.
 struct Trial {
-  std::optional<JobReport> report;
-  Findings findings;
+  std::optional<doctor::JobReport> report;
+  doctor::Findings findings;
   std::vector<std::string> output;  // the last lines on stderr, if it failed
   bool mistake = false;             // the user made a mistake: exit code 2
 };
@@ -124,17 +124,17 @@ std::vector<std::string> last_lines(const std::string& text) {
 }
 
 // Searches for kProbeMark within lines, because the launcher may have put "[rank 0] " in front of it.
-std::optional<JobReport> find_report(const std::string& out) {
-  const size_t start = out.find(kProbeMark);
+std::optional<doctor::JobReport> find_report(const std::string& out) {
+  const size_t start = out.find(doctor::kProbeMark);
   if (start == std::string::npos) return std::nullopt;
-  const size_t from = start + std::string_view(kProbeMark).size();
-  return job_report_from_json(ordered_json::parse(out.substr(from, out.find('\n', from) - from)));
+  const size_t from = start + std::string_view(doctor::kProbeMark).size();
+  return doctor::job_report_from_json(ordered_json::parse(out.substr(from, out.find('\n', from) - from)));
 }
 
 Trial try_job(const Request& request) {
   Trial trial;
   if (!std::filesystem::exists(probe_file())) {
-    trial.findings = {{Verdict::note, "collectives",
+    trial.findings = {{doctor::Verdict::note, "collectives",
                        std::string(kProbe) + " is not beside zerorun: none was tried",
                        "build ZeroRun with LibTorch"}};
     return trial;
@@ -148,23 +148,24 @@ Trial try_job(const Request& request) {
   if (succeeded(run.wait_status) && !run.timed_out) {
     trial.report = find_report(run.out);
     if (trial.report) {
-      trial.findings = judge_job(*trial.report);
+      trial.findings = doctor::judge_job(*trial.report);
     } else {
       trial.findings = {
-          {Verdict::ok, "collectives", "this host took part; the results are on the host of rank 0"}};
+          {doctor::Verdict::ok, "collectives", "this host took part; the results are on the host of rank 0"}};
     }
     return trial;
   }
   trial.mistake = was_user_mistake(run.wait_status);
   trial.output = last_lines(run.err);
   const std::string how = run.timed_out ? "did not end in time" : describe_end(run.wait_status);
-  trial.findings = {{Verdict::problem, "collectives", "the job that tries them " + how, "it says why below"}};
+  trial.findings = {
+      {doctor::Verdict::problem, "collectives", "the job that tries them " + how, "it says why below"}};
   return trial;
 }
 
 void print_trial(const Trial& trial, const std::string& own_host) {
   if (trial.report) {
-    for (const Member& member : trial.report->members) {
+    for (const doctor::Member& member : trial.report->members) {
       if (!member.report.empty() && member.host != own_host)
         print("host " + member.host + "\n" + to_text(member.report));
     }
@@ -173,7 +174,7 @@ void print_trial(const Trial& trial, const std::string& own_host) {
   for (const std::string& line : trial.output) print("    " + line + "\n");
 }
 
-void print_findings(const std::string& host, const Findings& findings, const Trial& trial) {
+void print_findings(const std::string& host, const doctor::Findings& findings, const Trial& trial) {
   ordered_json json = {{"host", host}, {"findings", to_json(findings)}};
   json["job"] = trial.report ? to_json(*trial.report) : ordered_json::object();
   json["job"]["findings"] = to_json(trial.findings);
@@ -195,12 +196,14 @@ int run_doctor_command(int argc, const char* const* argv) {
   }
   const Request request = parse_request(argc, argv);
   const std::string host = this_hostname();
-  const Findings findings = examine_host(request.local_ranks, request.local_ranks * request.hosts);
+  const doctor::Findings findings =
+      doctor::examine_host(request.local_ranks, request.local_ranks * request.hosts);
   if (!request.json) print("host " + host + "\n" + to_text(findings));
   const Trial trial = try_job(request);
-  bool problem = has_problem(findings) || has_problem(trial.findings);
+  bool problem = doctor::has_problem(findings) || doctor::has_problem(trial.findings);
   if (trial.report) {
-    for (const Member& member : trial.report->members) problem = problem || has_problem(member.report);
+    for (const doctor::Member& member : trial.report->members)
+      problem = problem || doctor::has_problem(member.report);
   }
   if (request.json) {
     print_findings(host, findings, trial);
@@ -208,8 +211,8 @@ int run_doctor_command(int argc, const char* const* argv) {
     print_trial(trial, host);
   }
   // A broken GPU is no mistake on the command line, although the job that tries it ends like after one.
-  if (trial.mistake && !has_problem(findings)) return 2;
+  if (trial.mistake && !doctor::has_problem(findings)) return 2;
   return problem ? 1 : 0;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -2,7 +2,7 @@
 // ranks or hosts. Called once from main, in its thread.
 #pragma once
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// Whether the command line begins with `zerorun doctor`.
 bool is_doctor_command(int argc, const char* const* argv);
@@ -11,4 +11,4 @@ bool is_doctor_command(int argc, const char* const* argv);
 /// UserError for a mistake on the command line.
 int run_doctor_command(int argc, const char* const* argv);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

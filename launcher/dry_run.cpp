@@ -3,7 +3,7 @@
 #include "base/listening.h"
 #include "base/processor_list.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 std::string describe_job(const JobEnvironment& job, int node, const std::vector<std::string>& inherited,
                          const NodeOrder& order) {
@@ -60,4 +60,4 @@ std::string shell_word(std::string_view text) {
   return word + "'";
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

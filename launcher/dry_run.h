@@ -8,7 +8,7 @@
 #include "launcher/node_order.h"
 #include "launcher/rank_environment.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// A line for each rank of the job: its host, then the command with the variables that the launcher sets,
 /// quoted for a POSIX shell. Leaves out variables that are chosen when the job starts: ZERORUN_JOB,
@@ -23,4 +23,4 @@ std::string shell_line(const std::vector<std::string>& words, const std::string&
 /// `text` as one word of a POSIX shell.
 std::string shell_word(std::string_view text);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -11,7 +11,7 @@
 #include "launcher/rank_status.h"
 #include "launcher/stderr_clues.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr char kUseLessMemory[] =
@@ -145,4 +145,4 @@ std::string describe_cause(const EndEvidence& evidence) {
   return {};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

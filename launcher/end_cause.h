@@ -9,7 +9,7 @@
 
 #include "launcher/oom_kills.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 struct EndEvidence {
   int wait_status = 0;                       // from waitpid()
@@ -23,4 +23,4 @@ struct EndEvidence {
 /// success, or if neither its exit code nor its last lines show the cause.
 std::string describe_cause(const EndEvidence& evidence);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 bool is_full(const std::string& folder) {
@@ -53,4 +53,4 @@ std::string describe_stop(pid_t pid, const std::string& root) {
   }
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

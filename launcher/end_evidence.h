@@ -9,7 +9,7 @@
 
 #include "launcher/end_cause.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// Call soon after the rank's end. `before`: read before the rank started. `folders`: where the rank may
 /// write; folders that do not exist are skipped.
@@ -20,4 +20,4 @@ EndEvidence collect_evidence(pid_t pid, int wait_status, std::vector<std::string
 /// is not stopped or does not exist. `root` replaces "/" (for tests).
 std::string describe_stop(pid_t pid, const std::string& root = "");
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

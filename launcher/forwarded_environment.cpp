@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/small_file.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr size_t kMostListBytes = 1 << 20;
@@ -112,4 +112,4 @@ VariableList merge_variables(VariableList first, const VariableList& second) {
   return first;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 using VariableList = std::vector<std::pair<std::string, std::string>>;
 
@@ -29,4 +29,4 @@ VariableList read_environment_files();
 /// The variables of both lists. If both have a name, the value in `second` wins.
 VariableList merge_variables(VariableList first, const VariableList& second);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -13,7 +13,7 @@
 
 #include "base/route.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr size_t kHead = sizeof(uint32_t) + sizeof(uint8_t);
@@ -111,4 +111,4 @@ bool FrameSocket::is_acknowledged() const {
          info.tcpi_unacked == 0;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

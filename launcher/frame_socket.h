@@ -13,7 +13,7 @@
 
 #include "base/unique_fd.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 enum class FrameType : uint8_t {
   hello,       // agent: which node it is
@@ -77,4 +77,4 @@ class FrameSocket {
   Clock::time_point last_heard_ = Clock::now();
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

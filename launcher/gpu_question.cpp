@@ -15,7 +15,7 @@
 #include "launcher/captured_run.h"
 #include "launcher/rank_status.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using nlohmann::json;
@@ -42,7 +42,7 @@ GpuAnswer ask_driver(int ranks) {
   if (!answer.driver && !answer.expected) return answer;
   answer.usable = count_usable_gpus(answer.reason, &answer.found);
   if (answer.usable >= ranks || (answer.found == 0 && !answer.expected)) return answer;
-  const std::vector<Gpu> gpus = read_gpus().gpus;
+  const std::vector<doctor::Gpu> gpus = doctor::read_gpus().gpus;
   for (size_t number = 0; number < gpus.size(); ++number) {
     if (!gpus[number].error.empty()) answer.silent.push_back("GPU " + std::to_string(number));
   }
@@ -148,4 +148,4 @@ int check_gpus(const NodeOrder& order, const ThisMachine& machine, const std::ve
   return answer.usable;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -10,7 +10,7 @@
 #include "launcher/job_placement.h"
 #include "launcher/node_order.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// What a process with some CUDA_VISIBLE_DEVICES is told about its GPUs.
 struct GpuAnswer {
@@ -48,4 +48,4 @@ int run_gpu_question(int argc, const char* const* argv);
 int check_gpus(const NodeOrder& order, const ThisMachine& machine, const std::vector<std::string>& inherited,
                const std::function<void()>& meanwhile = {});
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 // Each message through the pipe is one pid_t, so that writes are atomic. A positive number tells the guardian
@@ -101,4 +101,4 @@ void Guardian::send(pid_t message) const {
   [[maybe_unused]] ssize_t written = ::write(pipe_.get(), &message, sizeof message);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

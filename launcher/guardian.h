@@ -7,7 +7,7 @@
 
 #include "base/unique_fd.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// The process whose end the guardian reports.
 enum class Guarded { launcher, agent };
@@ -35,4 +35,4 @@ class Guardian {
   pid_t pid_ = -1;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

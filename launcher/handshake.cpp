@@ -17,7 +17,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -190,4 +190,4 @@ UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port
              "must name an address that this host reaches"));
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

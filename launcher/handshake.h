@@ -15,7 +15,7 @@
 #include "base/seal.h"
 #include "base/unique_fd.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// A secret of 128 bits that no process outside of the job can guess.
 std::string random_token();
@@ -55,4 +55,4 @@ UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port
                              std::chrono::steady_clock::time_point deadline,
                              const std::function<bool()>& is_wanted);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -3,7 +3,7 @@
 
 #include <chrono>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// Both ends send a heartbeat this often.
 inline constexpr std::chrono::milliseconds kHeartbeat(1000);
@@ -20,4 +20,4 @@ inline constexpr std::chrono::milliseconds kSilence(5000);
 /// the other end does not count.
 inline constexpr std::chrono::milliseconds kOwnPause(2000);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 // The slots that a filter names, by host. An empty set means all slots of the host.
@@ -136,4 +136,4 @@ std::vector<Node> first_slots(const std::vector<Host>& pool, std::optional<int> 
   return selected;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

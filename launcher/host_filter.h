@@ -9,7 +9,7 @@
 #include "launcher/hostfile.h"
 #include "launcher/placement.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// The slots that `filter`, NODE[:SLOT[,SLOT...]][@NODE...], names: `worker-0` is all of worker-0, and slots
 /// named for a host take precedence over its bare name. Hosts are in the pool's order, slots in ascending
@@ -25,4 +25,4 @@ std::vector<Node> exclude_slots(const std::vector<Host>& pool, std::string_view 
 std::vector<Node> first_slots(const std::vector<Host>& pool, std::optional<int> nodes,
                               std::optional<int> per_node);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

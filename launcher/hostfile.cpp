@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/small_file.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr std::string_view kSlots = "slots=";
@@ -82,4 +82,4 @@ std::vector<Host> read_hostfile(const std::string& file) {
   return parse_hostfile(read.text, file);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -7,7 +7,7 @@
 
 #include "launcher/launch_options.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 struct Host {
   std::string name;
@@ -33,4 +33,4 @@ std::string choose_hostfile(const LaunchOptions& options, const std::string& usu
 /// Reads and parses `file`. Throws UserError if it cannot be read.
 std::vector<Host> read_hostfile(const std::string& file);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

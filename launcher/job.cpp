@@ -12,7 +12,7 @@
 #include "launcher/end_evidence.h"
 #include "launcher/rank_status.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using std::chrono::milliseconds;
@@ -371,4 +371,4 @@ void Job::report_failure() {
   }
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -24,7 +24,7 @@
 #include "launcher/rank_process.h"
 #include "launcher/signals.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 struct JobPlan {
   std::string file;                                    // the program that the ranks run
@@ -122,4 +122,4 @@ class Job {
   std::string buffer_;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -12,7 +12,7 @@
 #include "launcher/heartbeat.h"
 #include "launcher/rank_failure.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 class JobControl {
  public:
@@ -29,4 +29,4 @@ class JobControl {
   virtual void report_stopped(int rank, const std::string& description) = 0;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -10,7 +10,7 @@
 
 #include "launcher/line_multiplexer.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 class JobOutput {
  public:
@@ -32,4 +32,4 @@ class JobOutput {
   virtual bool is_gone() const = 0;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

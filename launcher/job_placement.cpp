@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "launcher/host_filter.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr char kLocalhost[] = "localhost";
@@ -147,4 +147,4 @@ std::vector<std::string> split_list(const std::string& list) {
   return devices;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

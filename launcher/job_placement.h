@@ -9,7 +9,7 @@
 #include "launcher/launch_options.h"
 #include "launcher/placement.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// The facts about the launcher's machine on which the placement depends.
 struct ThisMachine {
@@ -40,4 +40,4 @@ bool is_this_machine(const std::string& host, const std::string& hostname);
 /// Entries of a list such as CUDA_VISIBLE_DEVICES.
 std::vector<std::string> split_list(const std::string& list);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -39,7 +39,7 @@
 #include "launcher/remote_start.h"
 #include "launcher/signals.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr char kThisHost[] = "127.0.0.1";
@@ -213,7 +213,6 @@ ClusterPlan plan_starting(const LaunchOptions& options, const JobPlacement& plac
   plan.ticket = random_token();
   plan.own_program = std::filesystem::read_symlink("/proc/self/exe");
 
-  const Starter starter = options.launcher.empty() ? Starter::ssh : parse_starter(options.launcher);
   std::vector<std::string> hosts;
   std::vector<int> remote;
   for (const Node& node : place.placement.nodes()) {
@@ -221,11 +220,10 @@ ClusterPlan plan_starting(const LaunchOptions& options, const JobPlacement& plac
     if (number != place.node) remote.push_back(number);
     hosts.push_back(node.host);
   }
-  const StartPlan start{starter,          options.launcher_args, options.ssh_port,
-                        plan.own_program, own_addresses(hosts),  plan.listening.port,
-                        plan.ticket};
+  const StartPlan start{options.starter,      options.launcher_args, options.ssh_port, plan.own_program,
+                        own_addresses(hosts), plan.listening.port,   plan.ticket};
   plan.commands = start_commands(start, hosts, remote);
-  if (starter == Starter::ssh) plan.own_node = place.node;
+  if (options.starter == Starter::ssh) plan.own_node = place.node;
   return plan;
 }
 
@@ -355,4 +353,4 @@ int launch(const LaunchOptions& given, int argc, char** argv) {
   return run_alone(options, std::move(order), argc, argv);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

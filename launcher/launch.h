@@ -3,9 +3,9 @@
 
 #include "launcher/launch_options.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// `argc` and `argv` are main's. Returns the launcher's exit code; throws UserError or Error.
 int launch(const LaunchOptions& options, int argc, char** argv);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "launcher/option_checks.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr int kHighestPort = 65535;
@@ -116,7 +116,7 @@ std::vector<std::string> command_of(const CLI::App& app) {
 struct PlacementValues {
   int node_rank = 0, master_port = 0, ssh_port = 0, restarts = 0;
   bool no_ssh = false, no_local_rank = false, no_ssh_check = false;
-  std::string ranks, nodes, launcher_args, rdzv_backend, local_address, ignored;
+  std::string ranks, nodes, launcher, launcher_args, rdzv_backend, local_address, ignored;
 };
 
 // Options that say what the launcher prints, and where.
@@ -185,7 +185,7 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
 }
 
 void add_remote_options(CLI::App& app, LaunchOptions& options, PlacementValues& values) {
-  app.add_option("--launcher", options.launcher, "What starts the ranks on the hosts; without it ssh")
+  app.add_option("--launcher", values.launcher, "What starts the ranks on the hosts; without it ssh")
       ->type_name("ssh|pdsh|openmpi|mpich|slurm");
   app.add_option("--launcher_args", values.launcher_args, "Options for that program, as one string")
       ->type_name("TEXT");
@@ -225,9 +225,10 @@ void add_output_options(CLI::App& app, LaunchOptions& options, OutputValues& val
 
 void add_program_options(CLI::App& app, LaunchOptions& options, PlacementValues& values) {
   CLI::Option* module = app.add_flag("-m,--module", options.module, "PROGRAM is a Python module: python3 -m");
-  app.add_flag("--no_python", options.no_python, "Run PROGRAM itself, although its name ends in .py")
+  app.add_flag("--no_python,--no-python", options.no_python,
+               "Run PROGRAM itself, although its name ends in .py")
       ->excludes(module);
-  app.add_flag("--no_local_rank", values.no_local_rank,
+  app.add_flag("--no_local_rank,--use_env,--use-env", values.no_local_rank,
                "No effect: ranks find LOCAL_RANK in their environment, never as an argument");
   app.add_flag("--dry_run,--dry-run", options.dry_run, "Print what would run where, and run nothing");
 }
@@ -404,6 +405,7 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   options.node_rank = given("--node_rank", values.node_rank);
   options.master_port = given("--master_port", values.master_port);
   options.ssh_port = given("--ssh_port", values.ssh_port);
+  if (!values.launcher.empty()) options.starter = parse_starter(CLI::detail::to_lower(values.launcher));
   options.launcher_args = CLI::detail::split_up(values.launcher_args);
   options.grace = std::chrono::milliseconds(std::llround(grace_seconds * 1000));
   if (app.get_option("--grace")->count() > 0) options.failure_grace = options.grace;
@@ -412,4 +414,4 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   return options;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -8,8 +8,9 @@
 #include <vector>
 
 #include "launcher/rank_logs.h"
+#include "launcher/remote_start.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 struct LaunchOptions {
   std::string hostfile;               // empty if not given
@@ -20,7 +21,7 @@ struct LaunchOptions {
   std::optional<int> node_rank;       // the launcher runs once on each host; this is the number of this host
   std::string rdzv_endpoint;          // HOST[:PORT] where the launchers of all hosts meet; empty if not given
   std::string rdzv_id;                // a text that the launchers of one job share; empty if not given
-  std::string launcher;               // --launcher: what starts ranks on other hosts; empty: ssh
+  Starter starter = Starter::ssh;     // --launcher: what starts ranks on other hosts
   std::vector<std::string> launcher_args;
   std::optional<int> ssh_port;
   bool standalone = false;         // this host only
@@ -57,4 +58,4 @@ struct Information {
 /// Throws UserError.
 std::variant<LaunchOptions, Information> parse_launch_options(int argc, const char* const* argv);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 LineMultiplexer::LineMultiplexer(const std::vector<std::string>& labels, Display display)
     : joined_(display.joined) {
@@ -82,4 +82,4 @@ void LineMultiplexer::write(Source& source, Sink& sink, std::string_view text, b
   sink.drawn = source.live;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 enum class Stream { out = 0, err = 1 };
 inline constexpr std::array<Stream, 2> kStreams = {Stream::out, Stream::err};
@@ -65,4 +65,4 @@ class LineMultiplexer {
   bool several_ranks_print_ = false;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -1,6 +1,6 @@
 #include "launcher/line_tail.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 bool blank(const std::string& line) {
@@ -45,4 +45,4 @@ void LineTail::end_line() {
   cut_ = draw_over_ = false;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

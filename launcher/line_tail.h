@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 class LineTail {
  public:
@@ -29,4 +29,4 @@ class LineTail {
   bool draw_over_ = false;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdlib>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 std::string this_hostname() {
   std::array<char, 256> name{};
@@ -18,4 +18,4 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

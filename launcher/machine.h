@@ -3,11 +3,11 @@
 
 #include <string>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 std::string this_hostname();
 
 /// The value of an environment variable of this process; empty if it is not set.
 std::string variable(const char* name);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

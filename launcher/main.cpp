@@ -18,6 +18,8 @@
 #include "launcher/launch.h"
 #include "launcher/launch_options.h"
 
+namespace launcher = zerorun::launcher;
+
 namespace {
 
 constexpr int kFailure = 1;
@@ -40,19 +42,19 @@ int flushed(int exit_code) {
 
 int main(int argc, char** argv) {
   try {
-    if (zerorun::is_gpu_question(argc, argv)) return flushed(zerorun::run_gpu_question(argc, argv));
-    if (zerorun::is_agent_command(argc, argv)) return zerorun::run_agent_command(argc, argv);
-    if (zerorun::is_config_command(argc, argv)) return flushed(zerorun::run_config_command(argc, argv));
-    if (zerorun::is_checkpoint_command(argc, argv))
-      return flushed(zerorun::run_checkpoint_command(argc, argv));
-    if (zerorun::is_doctor_command(argc, argv)) return flushed(zerorun::run_doctor_command(argc, argv));
-    auto parsed = zerorun::parse_launch_options(argc, argv);
-    if (const auto* information = std::get_if<zerorun::Information>(&parsed)) {
+    if (launcher::is_gpu_question(argc, argv)) return flushed(launcher::run_gpu_question(argc, argv));
+    if (launcher::is_agent_command(argc, argv)) return launcher::run_agent_command(argc, argv);
+    if (launcher::is_config_command(argc, argv)) return flushed(launcher::run_config_command(argc, argv));
+    if (launcher::is_checkpoint_command(argc, argv))
+      return flushed(launcher::run_checkpoint_command(argc, argv));
+    if (launcher::is_doctor_command(argc, argv)) return flushed(launcher::run_doctor_command(argc, argv));
+    auto parsed = launcher::parse_launch_options(argc, argv);
+    if (const auto* information = std::get_if<launcher::Information>(&parsed)) {
       std::fputs(information->text.c_str(), stdout);
       return flushed(0);
     }
-    const auto& options = std::get<zerorun::LaunchOptions>(parsed);
-    const int exit_code = zerorun::launch(options, argc, argv);
+    const auto& options = std::get<launcher::LaunchOptions>(parsed);
+    const int exit_code = launcher::launch(options, argc, argv);
     return options.dry_run ? flushed(exit_code) : exit_code;
   } catch (const zerorun::UserError& error) {
     return tell(error, kUserMistake);

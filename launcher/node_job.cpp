@@ -20,7 +20,7 @@
 
 extern char** environ;
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr char kShell[] = "/bin/bash";
@@ -131,4 +131,4 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
   return plan;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -8,7 +8,7 @@
 #include "launcher/node_order.h"
 #include "launcher/rank_environment.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// Whether ranks with this --device train on GPUs where there are any.
 bool gpus_wanted(const std::string& device);
@@ -38,4 +38,4 @@ std::vector<std::string> inherited_environment();
 /// forwards, which take precedence.
 std::vector<std::string> inherited_by_ranks(const NodeOrder& order);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using nlohmann::json;
@@ -226,4 +226,4 @@ std::string describe_layout(const std::vector<Node>& nodes) {
   return text;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

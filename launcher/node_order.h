@@ -13,7 +13,7 @@
 #include "launcher/rank_failure.h"
 #include "launcher/rank_logs.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// The part of a job that one host runs.
 struct NodeOrder {
@@ -103,4 +103,4 @@ Message decode(std::string_view payload);
 /// same job.
 std::string describe_layout(const std::vector<Node>& nodes);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -13,7 +13,7 @@
 #include "base/cgroup.h"
 #include "base/unique_fd.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 // The number on the line "NAME number".
@@ -95,4 +95,4 @@ std::optional<OomKill> find_oom_kill(const std::vector<std::string>& kernel_log,
   return kill;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

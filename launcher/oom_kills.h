@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// The number of processes that the kernel has killed for lack of memory; absent if the system does not count
 /// them.
@@ -35,4 +35,4 @@ std::vector<std::string> read_kernel_log();
 /// in a container with PIDs of its own nothing is found.
 std::optional<OomKill> find_oom_kill(const std::vector<std::string>& kernel_log, pid_t pid);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

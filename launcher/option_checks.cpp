@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace zerorun::checks {
+namespace zerorun::launcher::checks {
 
 CLI::Validator seconds(double low, bool low_allowed, double high) {
   auto check = [=](std::string& text) -> std::string {
@@ -60,4 +60,4 @@ CLI::Validator count_of_hosts() {
   return CLI::Validator(check, "");
 }
 
-}  // namespace zerorun::checks
+}  // namespace zerorun::launcher::checks

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// The most ranks on a host, and the most hosts.
 inline constexpr int kMostRanks = 4096;
@@ -24,4 +24,4 @@ CLI::Validator count_of_ranks(const std::vector<std::string>& words);
 CLI::Validator count_of_hosts();
 
 }  // namespace checks
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 std::vector<pid_t> children() {
@@ -29,4 +29,4 @@ std::vector<pid_t> Orphans::find(const std::vector<pid_t>& others) const {
   return found;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 class Orphans {
  public:
@@ -21,4 +21,4 @@ class Orphans {
   std::vector<pid_t> before_;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

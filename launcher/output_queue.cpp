@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 /// Other processes (the user's shell) share the descriptor's flags, so O_NONBLOCK must not be set on `fd`.
@@ -55,4 +55,4 @@ void OutputQueue::write_some() {
   }
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -8,7 +8,7 @@
 
 #include "base/unique_fd.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 class OutputQueue {
  public:
@@ -31,4 +31,4 @@ class OutputQueue {
   int error_ = 0;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/unique_fd.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 void remove_old(const std::string& path) {
@@ -41,4 +41,4 @@ PidFile::~PidFile() {
   ::unlink(path_.c_str());
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// The file FOLDER/PID.deepspeed with the launcher's process number. It exists as long as this object.
 class PidFile {
@@ -19,4 +19,4 @@ class PidFile {
   std::string path_;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 Placement::Placement(std::vector<Node> nodes) : nodes_(std::move(nodes)), first_ranks_{0} {
   ZR_CHECK(!nodes_.empty(), "a job needs a host");
@@ -21,4 +21,4 @@ int Placement::node_of(int rank) const {
   return static_cast<int>(std::ranges::upper_bound(first_ranks_, rank) - first_ranks_.begin()) - 1;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// A host of the job, and its slots that the job uses. On a host with GPUs a slot is the number of a GPU.
 struct Node {
@@ -36,4 +36,4 @@ class Placement {
   std::vector<int> first_ranks_;  // of each node; the last element is the world size
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 inline void print(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
@@ -17,4 +17,4 @@ inline void print_json(const nlohmann::ordered_json& json) {
   print(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

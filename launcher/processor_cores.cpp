@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using Topology = std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)>;
@@ -77,4 +77,4 @@ HostCores synthetic_cores(const std::string& description) {
   return {cores_of(topology.get()), numbers_in(::hwloc_topology_get_allowed_cpuset(topology.get()))};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// Processors and NUMA nodes have the system's numbers, as `lscpu -e` shows them.
 struct ProcessorCore {
@@ -30,4 +30,4 @@ HostCores read_host_cores();
 /// usable. Throws UserError if hwloc does not understand the description.
 HostCores synthetic_cores(const std::string& description);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

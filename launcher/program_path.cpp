@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 bool is_runnable_file(const std::string& path) {
@@ -75,4 +75,4 @@ std::string python_of(const std::filesystem::path& launcher) {
   return is_environment && is_runnable_file(python) ? python : "python3";
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

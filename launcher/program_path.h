@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// The file to run: `program` itself if it has a '/', else the first match in $PATH. Throws UserError.
 std::string find_program(const std::string& program);
@@ -21,4 +21,4 @@ std::vector<std::string> program_arguments(std::vector<std::string> command, boo
 /// looked up in $PATH.
 std::string python_of(const std::filesystem::path& launcher);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

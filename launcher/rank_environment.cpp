@@ -8,7 +8,7 @@
 #include "base/listening.h"
 #include "base/nccl_variables.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 std::string name_of(const std::string& entry) {
@@ -89,4 +89,4 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
   return environment;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -9,7 +9,7 @@
 #include "launcher/core_binding.h"
 #include "launcher/placement.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// Values that all ranks of a job on this machine share.
 struct JobEnvironment {
@@ -37,4 +37,4 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
 std::vector<std::string> rank_environment(const std::vector<std::string>& inherited,
                                           const JobEnvironment& job, int rank);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

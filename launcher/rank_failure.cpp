@@ -2,7 +2,7 @@
 
 #include "launcher/rank_status.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 std::vector<std::string> report_lines(const RankFailure& failure, const std::string& name) {
   std::string first = name + " " + describe_end(failure.wait_status);
@@ -13,4 +13,4 @@ std::vector<std::string> report_lines(const RankFailure& failure, const std::str
   return lines;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

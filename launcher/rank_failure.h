@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 struct RankFailure {
   int rank = 0;                         // in the job
@@ -18,4 +18,4 @@ struct RankFailure {
 /// The lines of the report about `failure`. `name`: how the report calls the rank ("rank 3 on worker-1").
 std::vector<std::string> report_lines(const RankFailure& failure, const std::string& name);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

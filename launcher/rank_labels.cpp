@@ -1,6 +1,6 @@
 #include "launcher/rank_labels.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 std::vector<std::string> rank_labels(const std::vector<Node>& nodes, int node) {
   std::vector<std::string> labels;
@@ -14,4 +14,4 @@ std::vector<std::string> rank_labels(const std::vector<Node>& nodes, int node) {
   return labels;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

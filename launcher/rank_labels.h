@@ -6,10 +6,10 @@
 
 #include "launcher/placement.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// The names of all ranks, or of the ranks of `node` only: "rank 3", or "worker-1 rank 3" in a job on several
 /// hosts.
 std::vector<std::string> rank_labels(const std::vector<Node>& nodes, int node = -1);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

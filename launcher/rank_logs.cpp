@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr int kBothStreams = 3;
@@ -116,4 +116,4 @@ bool RankLogs::feed(int local_rank, Stream stream, std::string_view bytes, std::
   return sink.printed || !file.fd.is_open();
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -11,7 +11,7 @@
 #include "base/unique_fd.h"
 #include "launcher/line_multiplexer.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// The value of an option such as --tee: which streams (stdout, stderr) of each local rank it chooses.
 struct StreamChoice {
@@ -64,4 +64,4 @@ class RankLogs {
   std::vector<std::array<Sink, 2>> sinks_;  // by local rank
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

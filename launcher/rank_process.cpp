@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "launcher/heartbeat.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 struct RankPipe {
@@ -140,4 +140,4 @@ RankProcess start_process(const ProcessPlan& plan, Signals& signals, const Guard
   return {pid, std::move(out.read_end), std::move(err.read_end)};
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -16,7 +16,7 @@
 #include "launcher/guardian.h"
 #include "launcher/signals.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 struct ProcessPlan {
   std::string name;                    // for messages: "rank 3"
@@ -46,4 +46,4 @@ struct Interrupted : Error {
 /// Interrupted.
 RankProcess start_process(const ProcessPlan& plan, Signals& signals, const Guardian& guardian);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 bool succeeded(int wait_status) {
   return WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0;
@@ -29,4 +29,4 @@ std::string signal_name(int signal) {
   return name ? std::string("SIG") + name : "signal " + std::to_string(signal);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 bool succeeded(int wait_status);
 /// True for exit code 2: a user's mistake, which the program has already reported.
@@ -15,4 +15,4 @@ int exit_code_of(int wait_status);
 /// "SIGINT"; "signal 40" if the signal has no name.
 std::string signal_name(int signal);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

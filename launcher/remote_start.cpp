@@ -7,7 +7,7 @@
 #include "launcher/agent.h"
 #include "launcher/dry_run.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr std::array<std::pair<const char*, Starter>, 5> kStarters = {{{"ssh", Starter::ssh},
@@ -130,4 +130,4 @@ std::vector<StartCommand> start_commands(const StartPlan& plan, const std::vecto
   return commands;
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// A part of the line that pdsh prints when the ssh to one of its hosts ends with an error: "pdsh@here:
 /// worker-1: ssh exited with exit code 255". pdsh goes on with the other hosts.
@@ -43,4 +43,4 @@ struct StartCommand {
 std::vector<StartCommand> start_commands(const StartPlan& plan, const std::vector<std::string>& hosts,
                                          const std::vector<int>& nodes);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 bool is_ignored(int signal) {
@@ -64,4 +64,4 @@ void Signals::restore_in_child() const {
   sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -8,7 +8,7 @@
 
 #include "base/unique_fd.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 class Signals {
  public:
@@ -36,4 +36,4 @@ class Signals {
   sigset_t mask_before_;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

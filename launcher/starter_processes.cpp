@@ -14,7 +14,7 @@
 #include "launcher/node_job.h"
 #include "launcher/program_path.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 constexpr size_t kStarterReadSize = 1 << 16;
@@ -164,4 +164,4 @@ void StarterProcesses::end_orphans() {
   for (pid_t child = 0; children >> child;) ::kill(child, SIGTERM);  // the guardian ignores it
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

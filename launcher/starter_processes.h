@@ -20,7 +20,7 @@
 #include "launcher/remote_start.h"
 #include "launcher/signals.h"
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 class StarterProcesses {
  public:
@@ -76,4 +76,4 @@ class StarterProcesses {
   std::string buffer_;
 };
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <string_view>
 
-namespace zerorun {
+namespace zerorun::launcher {
 namespace {
 
 using Lines = std::vector<std::string>;
@@ -99,4 +99,4 @@ std::optional<std::string> find_failed_allocation(const Lines& lines) {
                            "CUDA out of memory", "CUDA error: out of memory", "MemoryError"});
 }
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

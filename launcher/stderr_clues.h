@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace zerorun {
+namespace zerorun::launcher {
 
 /// The type and text of an uncaught exception, C++'s or Python's: "std::runtime_error: text".
 std::optional<std::string> find_uncaught_exception(const std::vector<std::string>& lines);
@@ -20,4 +20,4 @@ std::optional<std::string> find_full_disk(const std::vector<std::string>& lines)
 /// The line that says that memory, of the host or of a GPU, could not be allocated.
 std::optional<std::string> find_failed_allocation(const std::vector<std::string>& lines);
 
-}  // namespace zerorun
+}  // namespace zerorun::launcher

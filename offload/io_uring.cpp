@@ -69,7 +69,7 @@ class IoUring : public Transfers {
 
 }  // namespace
 
-std::unique_ptr<Transfers> open_io_uring(FileSystem& files, int most) {
+std::unique_ptr<Transfers> open_io_uring(checkpoint::FileSystem& files, int most) {
   if (!files.has_descriptors()) return nullptr;
   io_uring ring{};
   if (::io_uring_queue_init(static_cast<unsigned>(most), &ring, 0) < 0) return nullptr;

@@ -42,11 +42,11 @@ struct Chunk {
 };
 
 struct SlotLayout {
-  std::string header;              // stored at the start of the first chunk
-  size_t generation_at = 0;        // position of the generation number's digits in `header`
-  std::vector<Chunk> chunks;       // in file order, without gaps
-  std::vector<StateRange> ranges;  // with offsets from the start of the file
-  int64_t bytes = 0;               // size of the file
+  std::string header;                          // stored at the start of the first chunk
+  size_t generation_at = 0;                    // position of the generation number's digits in `header`
+  std::vector<Chunk> chunks;                   // in file order, without gaps
+  std::vector<checkpoint::StateRange> ranges;  // with offsets from the start of the file
+  int64_t bytes = 0;                           // size of the file
 };
 
 inline constexpr int kGenerationDigits = 12;

@@ -19,7 +19,8 @@ void StateFiles::Unmap::operator()(std::byte* memory) const {
   ::munmap(memory, bytes);
 }
 
-StateFiles::StateFiles(FileSystem& files, StateFilesOptions options, std::vector<SliceContents> slices)
+StateFiles::StateFiles(checkpoint::FileSystem& files, StateFilesOptions options,
+                       std::vector<SliceContents> slices)
     : files_(&files), options_(std::move(options)) {
   for (SliceContents& contents : slices) {
     SlotLayout layout = make_slot_layout(contents, options_.chunk_bytes, options_.alignment);
@@ -33,12 +34,13 @@ StateFiles::StateFiles(FileSystem& files, StateFilesOptions options, std::vector
                                               .layout = std::move(layout),
                                               .first_chunk = first_chunk,
                                               .slots = {}});
-    const auto blocks = static_cast<size_t>((added.layout.bytes + kChecksumBlock - 1) / kChecksumBlock);
+    const auto blocks = static_cast<size_t>((added.layout.bytes + checkpoint::kChecksumBlock - 1) /
+                                            checkpoint::kChecksumBlock);
     for (Slot& slot : added.slots)
       slot = {.file = make_file(added.layout), .checksums = std::vector<uint64_t>(blocks)};
   }
   const int count = std::min(std::max(options_.buffers, kFewestBuffers), std::max(chunks(), 1));
-  const int64_t total = std::max(count * bytes_of_a_buffer_, kPageBytes);
+  const int64_t total = std::max(count * bytes_of_a_buffer_, checkpoint::kPageBytes);
   void* memory =
       ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -55,8 +57,9 @@ StateFiles::StateFiles(FileSystem& files, StateFilesOptions options, std::vector
 
 StateFiles::~StateFiles() = default;
 
-std::shared_ptr<OpenFile> StateFiles::make_file(const SlotLayout& layout) const {
-  auto file = std::make_shared<OpenFile>(OpenFile::create_nameless(*files_, options_.folder));
+std::shared_ptr<checkpoint::OpenFile> StateFiles::make_file(const SlotLayout& layout) const {
+  auto file =
+      std::make_shared<checkpoint::OpenFile>(checkpoint::OpenFile::create_nameless(*files_, options_.folder));
   file->allocate(layout.bytes);
   return file;
 }
@@ -168,10 +171,10 @@ LentSlot StateFiles::lend(int number) {
   slot.readers->fetch_add(1, std::memory_order_relaxed);
   // This memory_order_release pairs with the acquire in write(). So when write() sees no readers, it also
   // sees whether a reader has given the file a name.
-  auto end = [file = slot.file, readers = slot.readers](OpenFile*) {
+  auto end = [file = slot.file, readers = slot.readers](checkpoint::OpenFile*) {
     readers->fetch_sub(1, std::memory_order_release);
   };
-  return {.file = std::shared_ptr<OpenFile>(slot.file.get(), std::move(end)),
+  return {.file = std::shared_ptr<checkpoint::OpenFile>(slot.file.get(), std::move(end)),
           .facts = {.bytes = slice.layout.bytes, .checksums = slot.checksums, .ranges = slice.layout.ranges}};
 }
 
@@ -264,10 +267,10 @@ void StateFiles::write(int number) {
       *--digit = static_cast<char>('0' + rest % 10);
   }
   const std::span<std::byte> bytes = bytes_of(number);
-  auto block = static_cast<size_t>(place(buffer.chunk).offset / kChecksumBlock);
-  for (size_t at = 0; at < bytes.size(); at += kChecksumBlock, ++block)
-    slot.checksums[block] =
-        checksum_of(bytes.subspan(at, std::min<size_t>(kChecksumBlock, bytes.size() - at)));
+  auto block = static_cast<size_t>(place(buffer.chunk).offset / checkpoint::kChecksumBlock);
+  for (size_t at = 0; at < bytes.size(); at += checkpoint::kChecksumBlock, ++block)
+    slot.checksums[block] = checkpoint::checksum_of(
+        bytes.subspan(at, std::min<size_t>(checkpoint::kChecksumBlock, bytes.size() - at)));
   if (!state.is_in_next) ++slice.changed;
   state.is_in_next = true;
   buffer.is_changed = false;
@@ -275,7 +278,7 @@ void StateFiles::write(int number) {
   start(number, *slot.file, /*writes=*/true);
 }
 
-void StateFiles::start(int number, OpenFile& file, bool writes) {
+void StateFiles::start(int number, checkpoint::OpenFile& file, bool writes) {
   const std::span<std::byte> bytes = bytes_of(number);
   const int64_t offset = place(buffers_[number].chunk).offset;
   (writes ? written_bytes_ : read_bytes_) += static_cast<int64_t>(bytes.size());
@@ -364,10 +367,12 @@ void StateFiles::check_read(int number) {
   const Slot& slot = slice.slots[state.is_in_next ? slice.next() : slice.complete];
   const std::span<std::byte> bytes = bytes_of(number);
   const int64_t offset = place(chunk).offset;
-  for (size_t at = 0; at < bytes.size(); at += kChecksumBlock) {
-    const auto block = bytes.subspan(at, std::min<size_t>(kChecksumBlock, bytes.size() - at));
+  for (size_t at = 0; at < bytes.size(); at += checkpoint::kChecksumBlock) {
+    const auto block = bytes.subspan(at, std::min<size_t>(checkpoint::kChecksumBlock, bytes.size() - at));
     const int64_t begin = offset + static_cast<int64_t>(at);
-    if (checksum_of(block) == slot.checksums[static_cast<size_t>(begin / kChecksumBlock)]) continue;
+    if (checkpoint::checksum_of(block) ==
+        slot.checksums[static_cast<size_t>(begin / checkpoint::kChecksumBlock)])
+      continue;
     fail(chunk, "is not what was written (bytes " + std::to_string(begin) + " to " +
                     std::to_string(begin + static_cast<int64_t>(block.size())) + ", another checksum)");
   }

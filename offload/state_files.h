@@ -37,7 +37,8 @@ struct StateFilesOptions {
   int64_t request_bytes = 0;  // maximum size of one read or write in bytes, a multiple of the page size
   int64_t alignment = 16;     // alignment of the parts of slices, in elements
   int threads = 1;            // number of I/O threads if there is no io_uring
-  std::function<std::unique_ptr<Transfers>(FileSystem&, int most, int threads)> open = open_transfers;
+  std::function<std::unique_ptr<Transfers>(checkpoint::FileSystem&, int most, int threads)> open =
+      open_transfers;
   /// Called once with the memory of all buffers, whole pages, so that a device which copies from it can
   /// page-lock it. The result is destroyed before the memory is freed. Empty: nothing is called.
   std::function<std::shared_ptr<void>(void* memory, size_t bytes)> pin = {};
@@ -48,15 +49,15 @@ inline constexpr int kFewestBuffers = 3;  // one in use, one being read, one bei
 
 /// A complete generation of a slice. Its file is not written while it is lent.
 struct LentSlot {
-  std::shared_ptr<OpenFile> file;
-  StateFileFacts facts;
+  std::shared_ptr<checkpoint::OpenFile> file;
+  checkpoint::StateFileFacts facts;
 };
 
 class StateFiles {
  public:
   /// Creates the slots and reserves disk space for their whole content. `files` must outlive this object.
   /// Throws UserError if the space cannot be reserved.
-  StateFiles(FileSystem& files, StateFilesOptions options, std::vector<SliceContents> slices);
+  StateFiles(checkpoint::FileSystem& files, StateFilesOptions options, std::vector<SliceContents> slices);
   /// Waits for the reads and writes in flight.
   ~StateFiles();
   StateFiles(const StateFiles&) = delete;
@@ -95,10 +96,11 @@ class StateFiles {
 
  private:
   struct Slot {
-    std::shared_ptr<OpenFile> file;
+    std::shared_ptr<checkpoint::OpenFile> file;
     std::shared_ptr<std::atomic<int>> readers = std::make_shared<std::atomic<int>>(0);  // number of borrowers
     std::vector<uint64_t> checksums = {};                                               // by block
-    std::shared_ptr<OpenFile> replacement = nullptr;  // set by lend(), unset by the next write to the slot
+    std::shared_ptr<checkpoint::OpenFile> replacement =
+        nullptr;  // set by lend(), unset by the next write to the slot
   };
   struct Slice {
     SliceContents contents;
@@ -142,7 +144,7 @@ class StateFiles {
   [[noreturn]] void fail(int chunk, const std::string& what);
   void check_not_failed() const;
 
-  std::shared_ptr<OpenFile> make_file(const SlotLayout& layout) const;
+  std::shared_ptr<checkpoint::OpenFile> make_file(const SlotLayout& layout) const;
   void fill(int chunk, std::byte* memory) const;
   int find_buffer(bool only_unplanned) const;
   void note_opened(int chunk);
@@ -150,14 +152,14 @@ class StateFiles {
   int take_buffer();
   void load(int chunk, int buffer, bool overwrites = false);
   void write(int buffer);
-  void start(int buffer, OpenFile& file, bool writes);
+  void start(int buffer, checkpoint::OpenFile& file, bool writes);
   void read_ahead();
   void await(int buffer);
   void finish_one(int awaited, std::chrono::steady_clock::time_point deadline);
   void finish(const TransferDone& done);
   void check_read(int buffer);
 
-  FileSystem* files_;
+  checkpoint::FileSystem* files_;
   HomeProcess home_;
   StateFilesOptions options_;
   std::vector<Slice> slices_;

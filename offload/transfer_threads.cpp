@@ -15,7 +15,7 @@ namespace {
 
 class TransferThreads : public Transfers {
  public:
-  TransferThreads(FileSystem& files, int count) : files_(&files) {
+  TransferThreads(checkpoint::FileSystem& files, int count) : files_(&files) {
     threads_.reserve(static_cast<size_t>(count));
     for (int i = 0; i < count; ++i) {
       try {
@@ -77,7 +77,7 @@ class TransferThreads : public Transfers {
     }
   }
 
-  FileSystem* files_;
+  checkpoint::FileSystem* files_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::condition_variable one_done_;
@@ -89,7 +89,7 @@ class TransferThreads : public Transfers {
 
 }  // namespace
 
-std::unique_ptr<Transfers> open_transfer_threads(FileSystem& files, int threads) {
+std::unique_ptr<Transfers> open_transfer_threads(checkpoint::FileSystem& files, int threads) {
   return std::make_unique<TransferThreads>(files, threads);
 }
 

@@ -43,9 +43,9 @@ class Transfers {
 
 /// `most` is the maximum number of transfers in flight. `threads` is the number of I/O threads if there is no
 /// io_uring. `files` must outlive the result.
-std::unique_ptr<Transfers> open_transfers(FileSystem& files, int most, int threads);
+std::unique_ptr<Transfers> open_transfers(checkpoint::FileSystem& files, int most, int threads);
 /// Returns null if this process may not use io_uring, or if `files` does not use kernel file descriptors.
-std::unique_ptr<Transfers> open_io_uring(FileSystem& files, int most);
-std::unique_ptr<Transfers> open_transfer_threads(FileSystem& files, int threads);
+std::unique_ptr<Transfers> open_io_uring(checkpoint::FileSystem& files, int most);
+std::unique_ptr<Transfers> open_transfer_threads(checkpoint::FileSystem& files, int threads);
 
 }  // namespace zerorun

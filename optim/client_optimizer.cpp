@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "device/step_facts.h"
 #include "optim/torch_optimizers.h"
 
 namespace zerorun {

@@ -10,6 +10,8 @@
 #include <tuple>
 #include <utility>
 
+#include "device/step_facts.h"
+#include "device/update_rule.h"
 #include "optim/whole_parameter_optimizers.h"
 
 namespace zerorun {

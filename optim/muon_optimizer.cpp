@@ -14,6 +14,7 @@
 #include <cmath>
 #include <utility>
 
+#include "device/step_facts.h"
 #include "optim/newton_schulz.h"
 #include "optim/whole_parameter_optimizers.h"
 

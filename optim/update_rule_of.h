@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "config/config_types.h"
-#include "device/device.h"
+#include "device/update_rule.h"
 
 namespace zerorun {
 

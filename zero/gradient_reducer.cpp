@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "device/dtypes.h"
+#include "device/step_facts.h"
 #include "zero/interception.h"
 
 namespace zerorun {

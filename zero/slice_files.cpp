@@ -19,7 +19,7 @@ at::ScalarType scalar_type_of(const std::string& spelled) {
 
 }  // namespace
 
-SliceFiles::SliceFiles(FileSystem& files, StateFilesOptions options,
+SliceFiles::SliceFiles(checkpoint::FileSystem& files, StateFilesOptions options,
                        const std::vector<SliceContents>& slices) {
   std::vector<SliceContents> kept;
   for (const SliceContents& slice : slices) {

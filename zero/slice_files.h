@@ -24,7 +24,8 @@ class SliceFiles {
  public:
   /// `slices`: the slice of each bucket. A slice without states or elements gets no file. Throws UserError if
   /// the files cannot be created.
-  SliceFiles(FileSystem& files, StateFilesOptions options, const std::vector<SliceContents>& slices);
+  SliceFiles(checkpoint::FileSystem& files, StateFilesOptions options,
+             const std::vector<SliceContents>& slices);
 
   bool has(int bucket) const { return slice_of_[bucket] >= 0; }
   int chunks(int bucket) const { return static_cast<int>(layout(bucket).chunks.size()); }

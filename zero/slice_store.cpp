@@ -90,7 +90,7 @@ StateTensor& SliceStore::add_in_files(int bucket, StateKind kind, const std::str
       .kind = kind, .name = name, .extent = Extent::slice, .home = Home::file, .memory = {}, .own = {}});
 }
 
-void SliceStore::keep_in_files(FileSystem& files, StateFilesOptions options,
+void SliceStore::keep_in_files(checkpoint::FileSystem& files, StateFilesOptions options,
                                std::span<const std::vector<StateInFile>> states,
                                std::span<const std::string> names) {
   std::vector<SliceContents> slices;
@@ -109,7 +109,7 @@ void SliceStore::keep_in_files(FileSystem& files, StateFilesOptions options,
   }
 }
 
-void SliceStore::keep_values_in_files(FileSystem& files, StateFilesOptions options, Dtype dtype,
+void SliceStore::keep_values_in_files(checkpoint::FileSystem& files, StateFilesOptions options, Dtype dtype,
                                       std::span<const int> buckets, std::span<const std::string> names) {
   const char* safetensors_name = dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
   std::vector<SliceContents> slices(count());

@@ -105,10 +105,10 @@ class SliceStore {
 
   /// Keeps `states` (listed by bucket) in files from now on. The buckets must not have states of these names
   /// yet. `names`: the names of the layout's parameters. Throws UserError if the files cannot be created.
-  void keep_in_files(FileSystem& files, StateFilesOptions options,
+  void keep_in_files(checkpoint::FileSystem& files, StateFilesOptions options,
                      std::span<const std::vector<StateInFile>> states, std::span<const std::string> names);
   /// Keeps this rank's slices of the values of `buckets` in files, like keep_in_files().
-  void keep_values_in_files(FileSystem& files, StateFilesOptions options, Dtype dtype,
+  void keep_values_in_files(checkpoint::FileSystem& files, StateFilesOptions options, Dtype dtype,
                             std::span<const int> buckets, std::span<const std::string> names);
   /// The files of master weights and moments; null if all are in memory.
   SliceFiles* files() { return files_.get(); }

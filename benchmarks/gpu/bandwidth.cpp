@@ -11,6 +11,8 @@
 #include "benchmarks/figures.h"
 #include "benchmarks/gpu/bench.h"
 #include "device/dtypes.h"
+#include "device/step_facts.h"
+#include "device/update_rule.h"
 
 namespace zerorun {
 namespace {

@@ -1,7 +1,7 @@
 // Keys for checkpoints, activation checkpointing and the I/O of offloaded state (aio).
 #include "config/keys/tables.h"
 
-namespace zerorun::keys {
+namespace zerorun::config::keys {
 
 constexpr std::string_view every_rank = "every rank writes its own slices";
 constexpr std::string_view writer_reason =
@@ -72,4 +72,4 @@ static constexpr KeyFact checkpoint_rows[] = {
 
 const std::span<const KeyFact> checkpoint = checkpoint_rows;
 
-}  // namespace zerorun::keys
+}  // namespace zerorun::config::keys

@@ -2,7 +2,7 @@
 // pruning, sparse attention.
 #include "config/keys/tables.h"
 
-namespace zerorun::keys {
+namespace zerorun::config::keys {
 
 static constexpr KeyFact data_rows[] = {
     feature("data_efficiency", "data sampling and data routing")
@@ -102,4 +102,4 @@ static constexpr KeyFact data_rows[] = {
 
 const std::span<const KeyFact> data = data_rows;
 
-}  // namespace zerorun::keys
+}  // namespace zerorun::config::keys

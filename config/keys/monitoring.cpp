@@ -1,7 +1,7 @@
 // Keys of DeepSpeed's monitors, profilers and loggers.
 #include "config/keys/tables.h"
 
-namespace zerorun::keys {
+namespace zerorun::config::keys {
 
 constexpr std::string_view no_monitors = "ZeroRun has no monitors; programs log their own metrics";
 
@@ -51,4 +51,4 @@ static constexpr KeyFact monitoring_rows[] = {
 
 const std::span<const KeyFact> monitoring = monitoring_rows;
 
-}  // namespace zerorun::keys
+}  // namespace zerorun::config::keys

@@ -1,7 +1,7 @@
 // ZeRO keys for state that is kept in host memory or in files while it is not used.
 #include "config/keys/tables.h"
 
-namespace zerorun::keys {
+namespace zerorun::config::keys {
 
 static constexpr KeyFact offload_rows[] = {
     boolean("zero_optimization.cpu_offload", "", "true means {device: cpu}, false means {device: none}")
@@ -104,4 +104,4 @@ static constexpr KeyFact offload_rows[] = {
 
 const std::span<const KeyFact> offload = offload_rows;
 
-}  // namespace zerorun::keys
+}  // namespace zerorun::config::keys

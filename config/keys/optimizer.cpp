@@ -1,7 +1,7 @@
 // Keys of the optimizer and its hyperparameters.
 #include "config/keys/tables.h"
 
-namespace zerorun::keys {
+namespace zerorun::config::keys {
 
 constexpr std::string_view all_types =
     "Adam AdamW SGD Lamb Adagrad Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD Adadelta "
@@ -135,4 +135,4 @@ static constexpr KeyFact optimizer_rows[] = {
 
 const std::span<const KeyFact> optimizer = optimizer_rows;
 
-}  // namespace zerorun::keys
+}  // namespace zerorun::config::keys

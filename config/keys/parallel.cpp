@@ -1,7 +1,7 @@
 // Keys for other kinds of parallelism, for compilation, and for autotuning.
 #include "config/keys/tables.h"
 
-namespace zerorun::keys {
+namespace zerorun::config::keys {
 
 static constexpr KeyFact parallel_rows[] = {
     section("pipeline", "settings of pipeline parallelism; the section has no on/off switch")
@@ -111,4 +111,4 @@ static constexpr KeyFact parallel_rows[] = {
 
 const std::span<const KeyFact> parallel = parallel_rows;
 
-}  // namespace zerorun::keys
+}  // namespace zerorun::config::keys

@@ -1,7 +1,7 @@
 // Keys for the dtypes of training and for loss scaling.
 #include "config/keys/tables.h"
 
-namespace zerorun::keys {
+namespace zerorun::config::keys {
 
 // The largest power of two in fp32, the dtype in which the loss is multiplied by its scale.
 constexpr int largest_power = 127;
@@ -80,4 +80,4 @@ static constexpr KeyFact precision_rows[] = {
 
 const std::span<const KeyFact> precision = precision_rows;
 
-}  // namespace zerorun::keys
+}  // namespace zerorun::config::keys

@@ -1,7 +1,7 @@
 // Keys for batch sizes, gradient reduction and clipping, and what a run prints.
 #include "config/keys/tables.h"
 
-namespace zerorun::keys {
+namespace zerorun::config::keys {
 
 constexpr std::string_view batch_advice =
     "write a positive integer, or leave the key out if it follows from the other two batch sizes";
@@ -98,4 +98,4 @@ static constexpr KeyFact run_rows[] = {
 
 const std::span<const KeyFact> run = run_rows;
 
-}  // namespace zerorun::keys
+}  // namespace zerorun::config::keys

@@ -1,7 +1,7 @@
 // Keys of the learning-rate schedule.
 #include "config/keys/tables.h"
 
-namespace zerorun::keys {
+namespace zerorun::config::keys {
 
 // DeepSpeed's own types, followed by types that it looks up in torch.optim.lr_scheduler.
 constexpr std::string_view all_types =
@@ -118,4 +118,4 @@ static constexpr KeyFact scheduler_rows[] = {
 
 const std::span<const KeyFact> scheduler = scheduler_rows;
 
-}  // namespace zerorun::keys
+}  // namespace zerorun::config::keys

@@ -5,9 +5,9 @@
 
 #include "config/key_fact.h"
 
-namespace zerorun::keys {
+namespace zerorun::config::keys {
 
 extern const std::span<const KeyFact> run, optimizer, scheduler, zero, offload, precision, checkpoint,
     monitoring, data, parallel;
 
-}  // namespace zerorun::keys
+}  // namespace zerorun::config::keys

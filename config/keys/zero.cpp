@@ -1,7 +1,7 @@
 // ZeRO keys for what is partitioned and how it is communicated.
 #include "config/keys/tables.h"
 
-namespace zerorun::keys {
+namespace zerorun::config::keys {
 
 constexpr std::string_view buckets_reason =
     "gradients are always reduced in contiguous buckets by reduce-scatter, and parameters gathered by "
@@ -123,4 +123,4 @@ static constexpr KeyFact zero_rows[] = {
 
 const std::span<const KeyFact> zero = zero_rows;
 
-}  // namespace zerorun::keys
+}  // namespace zerorun::config::keys

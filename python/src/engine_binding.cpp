@@ -87,7 +87,9 @@ std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
 }
 
 bool allows_untested(const std::string& config, const std::string& origin) {
-  return check_config(config, origin).settings.get<bool>("zero_allow_untested_optimizer").value_or(false);
+  return config::check_config(config, origin)
+      .settings.get<bool>("zero_allow_untested_optimizer")
+      .value_or(false);
 }
 
 py::dict bytes_of(CoreEngine& core) {

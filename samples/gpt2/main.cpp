@@ -289,7 +289,7 @@ int run(int argc, char** argv) {
   initialize_options.communicator = connect(environment);
   initialize_options.output_folder = options->output_folder();
   Communicator& communicator = *initialize_options.communicator;
-  std::shared_ptr<FolderLock> save_dir;  // held until the last checkpoint is saved
+  std::shared_ptr<checkpoint::FolderLock> save_dir;  // held until the last checkpoint is saved
   if (!options->save_dir.empty()) save_dir = reserve_checkpoint_folder(options->save_dir, communicator);
   const bool makes_tokens = environment.local_rank == 0;
   const Dataset data = open_data(*options, tokenizer, config, communicator, makes_tokens);

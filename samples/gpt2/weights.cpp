@@ -115,8 +115,8 @@ void save_weights(const torch::nn::Module& model, const std::filesystem::path& f
   std::vector<TensorToStore> tensors;
   for (const auto& parameter : parameters)
     tensors.push_back({parameter.key(), dtype_name(parameter->scalar_type()), parameter->sizes().vec()});
-  SafetensorsFolder folder(local_file_system(), file.has_parent_path() ? file.parent_path() : ".", tensors,
-                           std::numeric_limits<int64_t>::max(), file.stem().string());
+  SafetensorsFolder folder(checkpoint::local_file_system(), file.has_parent_path() ? file.parent_path() : ".",
+                           tensors, std::numeric_limits<int64_t>::max(), file.stem().string());
   for (const auto& parameter : parameters) {
     const at::Tensor values = parameter->detach().to(at::kCPU).contiguous();
     folder.write({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});

@@ -10,6 +10,7 @@
 #include "tests/checkpoint/memory_file_system.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
 namespace {
 
 namespace fs = std::filesystem;

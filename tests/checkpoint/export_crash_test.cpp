@@ -11,6 +11,7 @@
 #include "tests/checkpoint/memory_file_system.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
 namespace {
 
 const std::filesystem::path kFolder = "/models/one";

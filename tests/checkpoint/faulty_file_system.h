@@ -16,13 +16,13 @@ struct Fault {
   std::function<void()> meanwhile = {};  // runs before the call, to delay it
 };
 
-class FaultyFileSystem : public FileSystem {
+class FaultyFileSystem : public checkpoint::FileSystem {
  public:
-  FaultyFileSystem(FileSystem& inner, Fault fault) : inner_(&inner), fault_(std::move(fault)) {}
+  FaultyFileSystem(checkpoint::FileSystem& inner, Fault fault) : inner_(&inner), fault_(std::move(fault)) {}
 
   int64_t calls() const { return calls_; }
 
-  int create(const std::filesystem::path& file, Caching caching) override {
+  int create(const std::filesystem::path& file, checkpoint::Caching caching) override {
     return fails() ? -fault_.error : inner_->create(file, caching);
   }
   int open(const std::filesystem::path& file) override { return inner_->open(file); }
@@ -75,10 +75,10 @@ class FaultyFileSystem : public FileSystem {
   std::optional<std::filesystem::path> link_target(const std::filesystem::path& path) override {
     return inner_->link_target(path);
   }
-  std::optional<FileIdentity> identity(const std::filesystem::path& file) override {
+  std::optional<checkpoint::FileIdentity> identity(const std::filesystem::path& file) override {
     return inner_->identity(file);
   }
-  std::shared_ptr<FolderLock> lock_folder(const std::filesystem::path& folder) override {
+  std::shared_ptr<checkpoint::FolderLock> lock_folder(const std::filesystem::path& folder) override {
     return inner_->lock_folder(folder);
   }
 
@@ -89,7 +89,7 @@ class FaultyFileSystem : public FileSystem {
     return fault_.error != 0;
   }
 
-  FileSystem* inner_;
+  checkpoint::FileSystem* inner_;
   Fault fault_;
   std::atomic<int64_t> calls_ = 0;
 };

@@ -30,6 +30,7 @@ extern "C" int flock(int file, int operation) noexcept {
 }
 
 namespace zerorun::testing {
+using namespace checkpoint;
 namespace {
 
 namespace fs = std::filesystem;

@@ -5,6 +5,7 @@
 #include <utility>
 
 namespace zerorun::testing {
+using namespace checkpoint;
 namespace fs = std::filesystem;
 namespace {
 

@@ -26,7 +26,7 @@ struct Operation {
   bool is_folder = false;  // link: `child` is a folder
 };
 
-class MemoryFileSystem : public FileSystem {
+class MemoryFileSystem : public checkpoint::FileSystem {
  public:
   MemoryFileSystem() { nodes_[0].is_folder = true; }
 
@@ -37,7 +37,7 @@ class MemoryFileSystem : public FileSystem {
   static MemoryFileSystem after_crash(const std::vector<Operation>& operations, size_t count,
                                       const std::function<bool()>& keeps);
 
-  int create(const std::filesystem::path& file, Caching caching) override;
+  int create(const std::filesystem::path& file, checkpoint::Caching caching) override;
   int open(const std::filesystem::path& file) override;
   int create_nameless(const std::filesystem::path& folder) override;
   int link_open(int file, const std::filesystem::path& name) override;
@@ -64,10 +64,10 @@ class MemoryFileSystem : public FileSystem {
   std::optional<std::filesystem::path> link_target(const std::filesystem::path& /*path*/) override {
     return std::nullopt;
   }
-  std::optional<FileIdentity> identity(const std::filesystem::path& file) override;
+  std::optional<checkpoint::FileIdentity> identity(const std::filesystem::path& file) override;
   /// No test of this file system has a second job.
-  std::shared_ptr<FolderLock> lock_folder(const std::filesystem::path& /*folder*/) override {
-    return std::make_shared<FolderLock>(true);
+  std::shared_ptr<checkpoint::FolderLock> lock_folder(const std::filesystem::path& /*folder*/) override {
+    return std::make_shared<checkpoint::FolderLock>(true);
   }
 
  private:

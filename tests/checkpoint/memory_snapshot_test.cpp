@@ -7,6 +7,7 @@
 #include <vector>
 
 namespace zerorun::testing {
+using namespace checkpoint;
 namespace {
 
 std::vector<std::byte> random_bytes(size_t count, uint64_t seed) {

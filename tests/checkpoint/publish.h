@@ -14,9 +14,10 @@ inline std::string manifest_of(const std::string& file, int64_t saving) {
          file + "\": {}}}";
 }
 
-inline void publish(FileSystem& files, const std::filesystem::path& directory, const std::string& tag,
-                    const std::string& text, bool save_latest = true, int64_t keep_last = 0) {
-  Publication publication(files, directory, tag);
+inline void publish(checkpoint::FileSystem& files, const std::filesystem::path& directory,
+                    const std::string& tag, const std::string& text, bool save_latest = true,
+                    int64_t keep_last = 0) {
+  checkpoint::Publication publication(files, directory, tag);
   write_text(files, publication.folder() / "data.safetensors", text);
   publication.publish(manifest_of("data.safetensors", publication.saving()), save_latest);
   publication.remove_old(keep_last);
@@ -26,7 +27,7 @@ inline void publish(FileSystem& files, const std::filesystem::path& directory, c
 inline std::set<std::string> names_in(const std::filesystem::path& folder) {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename());
-  names.erase(kLockName);
+  names.erase(checkpoint::kLockName);
   return names;
 }
 

@@ -22,6 +22,7 @@
 #include "config_generator.h"
 
 namespace zerorun::test {
+using namespace config;
 namespace {
 
 class SchemaJudge {

@@ -104,22 +104,23 @@ TEST_CASE("if the number of ranks is not known, sizes that fit no number of rank
        }) {
     const std::string text = batch_text(row.train, row.micro, row.steps);
     INFO(text);
-    const auto checked = zerorun::check_config(text, "conf");
+    const auto checked = zerorun::config::check_config(text, "conf");
     CHECK(checked.refused() == (row.expected[0] != '\0'));
     for (const auto& diagnostic : checked.diagnostics.messages()) {
-      if (diagnostic.severity == zerorun::Severity::error) CHECK(diagnostic.mistake.expected == row.expected);
+      if (diagnostic.severity == zerorun::config::Severity::error)
+        CHECK(diagnostic.mistake.expected == row.expected);
     }
   }
 }
 
 TEST_CASE("if all three batch sizes are fixed, a note says how many ranks fit") {
   const std::string text = batch_text("12", "3", "2");
-  const auto checked = zerorun::check_config(text, "conf");
+  const auto checked = zerorun::config::check_config(text, "conf");
   REQUIRE(checked.diagnostics.messages().size() == 1);
   CHECK(checked.diagnostics.headline(checked.diagnostics.messages()[0]) ==
         "conf:1:22: note: train_batch_size: 12 is train_micro_batch_size_per_gpu 3 x "
         "gradient_accumulation_steps 2 x 2 ranks: a run needs exactly that many");
-  CHECK(zerorun::check_config(text, "conf", {.world_size = 2}).diagnostics.messages().empty());
+  CHECK(zerorun::config::check_config(text, "conf", {.world_size = 2}).diagnostics.messages().empty());
   const auto found = refusals(text, 3);
   REQUIRE(found.size() == 1);
   CHECK(found[0].remedy == "leave out one of the three batch sizes, or change one, or run 2 ranks");

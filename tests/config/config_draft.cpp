@@ -9,6 +9,7 @@
 #include "config/key_table.h"
 
 namespace zerorun::test {
+using namespace config;
 namespace {
 
 std::string number_literal(double value) {

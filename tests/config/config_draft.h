@@ -45,10 +45,10 @@ const Literals& common_literals();
 
 /// Returns the common and the likely literals, the ends of the key's range and their neighbours, and the
 /// key's choices in several spellings.
-Literals literals_for(const KeyFact& fact);
+Literals literals_for(const config::KeyFact& fact);
 
 /// Returns values of the key's type. They make it likely that a configuration of many keys is valid.
-Literals likely_literals(const KeyFact& fact);
+Literals likely_literals(const config::KeyFact& fact);
 
 std::string quoted_literal(std::string_view text);
 

@@ -8,6 +8,7 @@
 #include "config_draft.h"
 
 namespace zerorun::test {
+using namespace config;
 namespace {
 
 constexpr int combinations = 4000;

@@ -6,6 +6,7 @@
 #include "config/config.h"
 
 namespace zerorun::test {
+using namespace config;
 namespace {
 
 using Catch::Contains;

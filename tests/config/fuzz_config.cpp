@@ -25,6 +25,7 @@
 #include "optim/hyperparameters.h"
 
 namespace zerorun {
+using namespace config;
 namespace {
 
 constexpr std::string_view origin = "fuzzed";

@@ -15,6 +15,7 @@
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
 namespace zerorun::test {
+using namespace config;
 namespace {
 
 /// A position where the text can be changed.
@@ -29,7 +30,8 @@ struct Spot {
 void add_spots(const Value& value, const std::string& path, std::vector<Spot>& spots) {
   if (value.kind == ValueKind::object) {
     spots.push_back({path, value.at.offset + 1, 0});
-    for (const Member& member : value.members) add_spots(member.value, join_path(path, member.key), spots);
+    for (const DocumentMember& member : value.members)
+      add_spots(member.value, join_path(path, member.key), spots);
   } else if (value.kind == ValueKind::array) {
     for (const Value& item : value.items) {
       if (item.kind == ValueKind::object) add_spots(item, path, spots);

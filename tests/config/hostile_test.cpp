@@ -16,6 +16,7 @@ using zerorun::testing::TemporaryFolder;
 using zerorun::testing::user_error;
 
 namespace zerorun::test {
+using namespace config;
 namespace {
 
 constexpr std::size_t longest_message = 1000;

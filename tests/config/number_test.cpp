@@ -5,6 +5,7 @@
 #include <limits>
 
 using namespace zerorun;
+using namespace zerorun::config;
 
 TEST_CASE("integers are read from any form of number exactly") {
   struct Row {

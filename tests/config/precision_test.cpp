@@ -8,6 +8,7 @@
 #include "tests/config/refusal.h"
 
 using namespace zerorun;
+using namespace zerorun::config;
 using namespace zerorun::test;
 
 namespace {

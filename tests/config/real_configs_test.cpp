@@ -11,6 +11,7 @@
 #include "tests/config/refusal.h"
 
 namespace zerorun::test {
+using namespace config;
 namespace {
 
 using Keys = std::vector<std::string>;

@@ -8,6 +8,7 @@
 #include "config/check.h"
 
 namespace zerorun::test {
+using namespace config;
 
 std::vector<std::string> split(const std::string& line, char separator) {
   std::vector<std::string> fields;

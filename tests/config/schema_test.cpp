@@ -13,6 +13,7 @@
 #include "config/reference.h"
 
 namespace zerorun::test {
+using namespace config;
 namespace {
 
 std::string read_source(const std::string& path) {

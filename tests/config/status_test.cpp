@@ -9,6 +9,7 @@
 #include "tests/config/refusal.h"
 
 using namespace zerorun;
+using namespace zerorun::config;
 using namespace zerorun::test;
 
 namespace {

@@ -13,6 +13,8 @@
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
+using namespace convert;
 namespace {
 
 namespace fs = std::filesystem;

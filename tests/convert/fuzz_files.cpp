@@ -13,6 +13,8 @@
 #include "convert/torch_file.h"
 
 namespace zerorun {
+using namespace checkpoint;
+using namespace convert;
 namespace {
 
 // A file system with one file, which can only be read.

@@ -42,6 +42,7 @@ void operator delete(void* memory, size_t) noexcept {
 #endif
 
 namespace zerorun::testing {
+using namespace convert;
 namespace {
 
 using Catch::Matchers::Contains;

@@ -8,6 +8,8 @@
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
+using namespace convert;
 namespace {
 
 using Catch::Matchers::Contains;

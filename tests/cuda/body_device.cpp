@@ -5,6 +5,8 @@
 
 #include "cuda/kernel_bodies.h"
 #include "device/dtypes.h"
+#include "device/step_facts.h"
+#include "device/update_rule.h"
 
 namespace zerorun::testing {
 namespace {

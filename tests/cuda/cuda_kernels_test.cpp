@@ -13,6 +13,7 @@
 #include "cuda/cuda_check.h"
 #include "cuda/cuda_device.h"
 #include "cuda/kernel_bodies.h"
+#include "device/step_facts.h"
 #include "tests/cuda/body_device.h"
 #include "tests/cuda/kernel_cases.h"
 

@@ -13,6 +13,7 @@
 
 #include "base/narrow_floats.h"
 #include "device/dtypes.h"
+#include "device/step_facts.h"
 
 namespace zerorun::testing {
 namespace {

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "device/device.h"
+#include "device/step_facts.h"
+#include "device/update_rule.h"
 
 namespace zerorun::testing {
 

@@ -13,15 +13,10 @@
 
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-using zerorun::ComputeMode;
-using zerorun::Findings;
-using zerorun::Gpu;
-using zerorun::Gpus;
-using zerorun::judge_gpus;
-using zerorun::Verdict;
 using zerorun::testing::count_of;
 using zerorun::testing::lines_about;
 using zerorun::testing::TemporaryFolder;
+using namespace zerorun::doctor;
 
 namespace {
 
@@ -91,7 +86,7 @@ class Machine {
     std::filesystem::create_directories((root_ / path).parent_path());
     root_.write(path, text);
   }
-  Gpus read() const { return zerorun::read_gpus((root_ / "").parent_path()); }
+  Gpus read() const { return read_gpus((root_ / "").parent_path()); }
   Findings judge(int ranks = 2) const { return judge_gpus(read(), ranks); }
 
  private:
@@ -101,10 +96,10 @@ class Machine {
 }  // namespace
 
 TEST_CASE("GPUs: the driver's version is read from the kernel module's text") {
-  CHECK(zerorun::driver_version_in(kClosed) == "535.129.03");
-  CHECK(zerorun::driver_version_in(kOpen) == "580.65.06");
-  CHECK(zerorun::driver_version_in("").empty());
-  CHECK(zerorun::driver_version_in("NVRM version: none\n1.2.3").empty());
+  CHECK(driver_version_in(kClosed) == "535.129.03");
+  CHECK(driver_version_in(kOpen) == "580.65.06");
+  CHECK(driver_version_in("").empty());
+  CHECK(driver_version_in("NVRM version: none\n1.2.3").empty());
 }
 
 TEST_CASE("GPUs: without NVML, models are read from the driver's files") {
@@ -202,7 +197,7 @@ TEST_CASE("GPUs: Xids of the kernel's log") {
   const Gpus gpus = machine.read();
   REQUIRE(gpus.xids);
   REQUIRE(gpus.xids->size() == 3);
-  CHECK(gpus.xids->front() == zerorun::Xid{"0000:11:00", 79, "GPU has fallen off the bus."});
+  CHECK(gpus.xids->front() == Xid{"0000:11:00", 79, "GPU has fallen off the bus."});
   const std::string lines = lines_of(gpus, "GPU error");
   CHECK_THAT(
       lines,
@@ -262,7 +257,6 @@ TEST_CASE("GPUs: problems of the driver with their remedies") {
 }
 
 TEST_CASE("GPUs: which NCCL ranks find") {
-  using zerorun::judge_nccl;
   CHECK(judge_nccl({"/env/libnccl.so.2", 22809}).verdict == Verdict::ok);
   CHECK_THAT(judge_nccl({"/env/libnccl.so.2", 22809}).text,
              Contains("2.28.9, /env/libnccl.so.2") && Contains("a GPU for each rank"));
@@ -278,7 +272,7 @@ TEST_CASE("GPUs: which NCCL ranks find") {
   std::filesystem::copy_file(ZERORUN_FAKE_DRIVER_FOLDER "/libnccl.so.2",
                              environment / (folder + "/libnccl.so.2"));
   ::setenv("VIRTUAL_ENV", (environment / "").parent_path().c_str(), 1);
-  const zerorun::Nccl nccl = zerorun::read_nccl();
+  const Nccl nccl = read_nccl();
   ::unsetenv("VIRTUAL_ENV");
   CHECK_FALSE(nccl.file.empty());
   CHECK(nccl.version >= 22000);

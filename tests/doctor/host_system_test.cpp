@@ -14,11 +14,9 @@
 
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-using zerorun::HostSystem;
-using zerorun::judge_host_system;
-using zerorun::Verdict;
 using zerorun::testing::count_of;
 using zerorun::testing::lines_about;
+using namespace zerorun::doctor;
 
 namespace {
 
@@ -47,7 +45,7 @@ TEST_CASE("host: versions from recorded files, settings without the job's secret
   root.write("sys/devices/system/node/online", "0-3\n");
   ::setenv("ZERORUN_JOB", "a secret", 1);
   ::setenv("NCCL_DEBUG", "INFO", 1);
-  const HostSystem system = zerorun::read_host_system((root / "").parent_path());
+  const HostSystem system = read_host_system((root / "").parent_path());
   ::unsetenv("ZERORUN_JOB");
   ::unsetenv("NCCL_DEBUG");
   CHECK(system.system == "Debian GNU/Linux 12 (bookworm)");
@@ -65,7 +63,7 @@ TEST_CASE("host: entries of the environment may have any form") {
   std::string odd = "NCCL_ODD", bytes = "NCCL_BYTES=\xff";
   char* entries[] = {odd.data(), bytes.data(), nullptr};
   char** const before = std::exchange(environ, entries);
-  const HostSystem system = zerorun::read_host_system();
+  const HostSystem system = read_host_system();
   environ = before;
   CHECK(system.settings == std::vector<std::pair<std::string, std::string>>{{"NCCL_BYTES", "\xff"}});
 }

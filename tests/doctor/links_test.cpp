@@ -9,10 +9,8 @@
 
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-using zerorun::JobReport;
-using zerorun::judge_job;
-using zerorun::Link;
 using zerorun::testing::lines_about;
+using namespace zerorun::doctor;
 
 namespace {
 
@@ -38,7 +36,7 @@ TEST_CASE("links: every pair occurs once, and no member has two partners in a ro
     CAPTURE(members);
     std::set<std::pair<int, int>> pairs;
     size_t count = 0;
-    const auto rounds = zerorun::rounds_of_pairs(members);
+    const auto rounds = rounds_of_pairs(members);
     for (const auto& round : rounds) {
       std::set<int> busy;
       for (const auto& [first, second] : round) {
@@ -57,16 +55,15 @@ TEST_CASE("links: every pair occurs once, and no member has two partners in a ro
 
 TEST_CASE("links: a report is the same after it was written as JSON and read") {
   JobReport report = three_hosts();
-  report.members[1].report = {{zerorun::Verdict::note, "disk", "little", "free some"}};
+  report.members[1].report = {{Verdict::note, "disk", "little", "free some"}};
   report.links[2].error = "did not end";
   report.failure = "7";
-  const JobReport again =
-      zerorun::job_report_from_json(nlohmann::ordered_json::parse(to_json(report).dump()));
+  const JobReport again = job_report_from_json(nlohmann::ordered_json::parse(to_json(report).dump()));
   CHECK(to_json(again) == to_json(report));
-  CHECK(again.members[1].report[0].verdict == zerorun::Verdict::note);
+  CHECK(again.members[1].report[0].verdict == Verdict::note);
   CHECK(again.links[2].error == "did not end");
   CHECK(again.links[0].bandwidth == 1.2e9);
-  CHECK_THROWS_AS(zerorun::job_report_from_json(nlohmann::ordered_json::object()), nlohmann::json::exception);
+  CHECK_THROWS_AS(job_report_from_json(nlohmann::ordered_json::object()), nlohmann::json::exception);
 }
 
 TEST_CASE("links: the slowest link is named and compared with the others") {
@@ -86,7 +83,7 @@ TEST_CASE("links: the slowest link is named and compared with the others") {
       StartsWith("note ") && Contains("a - b: 20 us, 400.0 MB/s over TCP, where the median is 1.00 GB/s"));
   for (Link& link : report.links) link.bandwidth = 12e6;
   CHECK_THAT(lines_about(judge_job(report), "slowest link"), StartsWith("note ") && Contains("gigabit"));
-  for (zerorun::Member& member : report.members) member.host = "a";
+  for (Member& member : report.members) member.host = "a";
   CHECK_THAT(lines_about(judge_job(report), "slowest link"),
              StartsWith("ok ") && Contains("a (rank 0) - a (rank 2)"));
 }
@@ -113,7 +110,7 @@ TEST_CASE("links: with many hosts only the slowest link is printed") {
   JobReport report = three_hosts();
   report.members.resize(9, {.rank = 0, .host = "z", .clock = 1000, .report = {}});
   report.links.clear();
-  for (const auto& round : zerorun::rounds_of_pairs(9)) {
+  for (const auto& round : rounds_of_pairs(9)) {
     for (const auto& [first, second] : round)
       report.links.push_back({.first = first, .second = second, .latency_us = 20, .bandwidth = 1e9});
   }

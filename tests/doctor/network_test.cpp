@@ -7,10 +7,8 @@
 
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-using zerorun::judge_network;
-using zerorun::Network;
-using zerorun::NetworkInterface;
 using zerorun::testing::lines_about;
+using namespace zerorun::doctor;
 
 namespace {
 
@@ -75,7 +73,7 @@ TEST_CASE("network: this host's interfaces are read, and a port in use is notice
   root.write("sys/class/net/lo/mtu", "1234\n");
   root.write("proc/sys/net/ipv4/ip_local_port_range", "32768\t60999\n");
   const std::string top = (root / "").parent_path();
-  Network network = zerorun::read_network(top);
+  Network network = read_network(top);
   CHECK(network.rdma_cards == std::vector<std::string>{"mlx5_1"});
   CHECK(network.first_free_port == 32768);
   CHECK(network.last_free_port == 60999);
@@ -86,6 +84,6 @@ TEST_CASE("network: this host's interfaces are read, and a port in use is notice
   CHECK(loopback->mtu == 1234);
   CHECK(std::ranges::count(loopback->addresses, "127.0.0.1") == 1);
   if (!network.meeting_port_free) return;  // another program uses the port
-  const auto held = zerorun::listen_on("", zerorun::kMeetingPort);
-  CHECK_FALSE(zerorun::read_network(top).meeting_port_free);
+  const auto held = zerorun::listen_on("", kMeetingPort);
+  CHECK_FALSE(read_network(top).meeting_port_free);
 }

@@ -8,11 +8,9 @@
 
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-using zerorun::judge_limits;
-using zerorun::ResourceLimits;
-using zerorun::Verdict;
 using zerorun::testing::count_of;
 using zerorun::testing::lines_about;
+using namespace zerorun::doctor;
 
 namespace {
 
@@ -35,7 +33,7 @@ ResourceLimits limits_with(const std::map<std::string, std::string>& files) {
     std::filesystem::create_directories((root / name).parent_path());
     root.write(name, content);
   }
-  return zerorun::read_limits((root / "").parent_path());
+  return read_limits((root / "").parent_path());
 }
 
 ResourceLimits plenty() {

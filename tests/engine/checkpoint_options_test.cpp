@@ -21,6 +21,7 @@
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
 namespace {
 
 namespace fs = std::filesystem;

@@ -24,6 +24,7 @@
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
 namespace {
 
 constexpr int kSteps = 30;  // of each training, including steps after kills

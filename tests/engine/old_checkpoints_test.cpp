@@ -16,6 +16,7 @@
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
 namespace {
 
 namespace fs = std::filesystem;

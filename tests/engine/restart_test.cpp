@@ -10,6 +10,7 @@
 #include "tests/support/rank_threads.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
 namespace {
 
 struct Snapshot {

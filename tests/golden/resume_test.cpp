@@ -14,6 +14,8 @@
 #include "tests/support/tiny_gpt2.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
+using namespace convert;
 namespace {
 
 using nlohmann::json;

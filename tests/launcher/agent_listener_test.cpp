@@ -20,6 +20,7 @@
 #include "launcher/handshake.h"
 
 namespace zerorun::testing {
+using namespace launcher;
 namespace {
 
 using Clock = std::chrono::steady_clock;

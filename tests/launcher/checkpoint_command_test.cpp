@@ -16,6 +16,7 @@
 #include "tests/launcher/command_folder.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
 namespace {
 
 namespace fs = std::filesystem;

@@ -18,11 +18,8 @@
 
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-using zerorun::bind_cores;
-using zerorun::CoreBinding;
-using zerorun::HostCores;
-using zerorun::synthetic_cores;
 using zerorun::testing::user_error;
+using namespace zerorun::launcher;
 
 namespace {
 
@@ -161,35 +158,33 @@ TEST_CASE("binding: errors name the option, the host's processors and the remedy
   }
   CHECK_THAT(user_error([] { synthetic_cores("nonsense:-1"); }), Contains("'nonsense:-1'"));
   CHECK_THAT(user_error([] {
-               zerorun::refuse_other_bindings({"A=1", "KMP_AFFINITY=compact"});
+               refuse_other_bindings({"A=1", "KMP_AFFINITY=compact"});
              }),
              StartsWith("--bind_cores_to_rank: the environment variable KMP_AFFINITY binds threads too"));
-  CHECK(user_error([] {
-          zerorun::refuse_other_bindings({"KMP_AFFINITY=", "KMP_AFFINITY_X=1"});
-        }) == "no error");
+  CHECK(user_error([] { refuse_other_bindings({"KMP_AFFINITY=", "KMP_AFFINITY_X=1"}); }) == "no error");
 }
 
 TEST_CASE("binding: a rank gets the threads of its share, and a dry run shows the share") {
-  zerorun::JobEnvironment job;
-  job.placement = zerorun::Placement({{"a", {0, 1}}, {"b", {0, 1}}});
-  zerorun::NodeOrder order;
+  JobEnvironment job;
+  job.placement = Placement({{"a", {0, 1}}, {"b", {0, 1}}});
+  NodeOrder order;
   order.arguments = {"prog"};
   job.bindings = bind_cores(synthetic_cores(kUsualNumbers), 2, "", {});
-  const std::string text = zerorun::describe_job(job, 1, {}, order);
+  const std::string text = describe_job(job, 1, {}, order);
   CHECK_THAT(text, Contains(" RANK=2 ") && Contains(" OMP_NUM_THREADS=2 ") &&
                        Contains(" taskset -c 0-1,4-5 prog\n") && Contains(" taskset -c 2-3,6-7 prog\n"));
   CHECK(text.find("taskset") > text.find("\nb: "));
 }
 
 TEST_CASE("binding: a bound process runs on its share only") {
-  const HostCores host = zerorun::read_host_cores();
+  const HostCores host = read_host_cores();
   REQUIRE_FALSE(host.usable.empty());
   // Binds to the last processor, and to the memory of NUMA node 0, because every machine has a node 0.
   CoreBinding binding = bind_cores(host, 1, std::to_string(host.usable.back()), {})[0];
   binding.node_mask = {1};
   const pid_t child = ::fork();
   if (child == 0) {
-    if (!zerorun::apply_binding(binding)) ::_exit(1);
+    if (!apply_binding(binding)) ::_exit(1);
     cpu_set_t mask;
     ::sched_getaffinity(0, sizeof mask, &mask);
     if (CPU_COUNT(&mask) != 1 || !CPU_ISSET(host.usable.back(), &mask)) ::_exit(2);
@@ -201,7 +196,7 @@ TEST_CASE("binding: a bound process runs on its share only") {
          (mode != MPOL_DEFAULT && nodes[0] != 1)))
       ::_exit(3);
     binding.processor_mask = {0};
-    ::_exit(zerorun::apply_binding(binding) ? 4 : 0);
+    ::_exit(apply_binding(binding) ? 4 : 0);
   }
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);

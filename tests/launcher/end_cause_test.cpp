@@ -15,10 +15,8 @@
 
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-using zerorun::describe_cause;
-using zerorun::EndEvidence;
-using zerorun::OomCounts;
 using zerorun::testing::TemporaryFolder;
+using namespace zerorun::launcher;
 
 namespace {
 
@@ -35,7 +33,7 @@ std::string cause(int wait_status, Lines last_lines = {}) {
   return describe_cause({.wait_status = wait_status, .last_lines = std::move(last_lines)});
 }
 
-std::string cause_of_sigkill(OomCounts before, OomCounts after, std::optional<zerorun::OomKill> kill = {}) {
+std::string cause_of_sigkill(OomCounts before, OomCounts after, std::optional<OomKill> kill = {}) {
   return describe_cause(
       {.wait_status = killed_by(SIGKILL), .before = before, .after = after, .oom_kill = kill});
 }
@@ -46,7 +44,7 @@ OomCounts counts_with(const std::vector<std::pair<std::string, std::string>>& fi
     std::filesystem::create_directories((root / name.substr(1)).parent_path());
     root.write(name.substr(1), content);
   }
-  return zerorun::read_oom_counts((root / "").parent_path());
+  return read_oom_counts((root / "").parent_path());
 }
 
 // The first kill in this log is recorded (Linux 6.18, cgroups of version 1). The other kills follow the
@@ -99,21 +97,21 @@ TEST_CASE("end: out of memory, by the kernel's counters") {
 }
 
 TEST_CASE("end: the kernel's log names the limit that was reached") {
-  const auto group = zerorun::find_oom_kill(kKernelLog, 23379);
+  const auto group = find_oom_kill(kKernelLog, 23379);
   REQUIRE(group);
   CHECK(group->limit == "the memory limit of cgroup /zrtest");
   CHECK(group->resident_bytes == (48128 + 6676) * 1024);
-  const auto machine = zerorun::find_oom_kill(kKernelLog, 812);
+  const auto machine = find_oom_kill(kKernelLog, 812);
   REQUIRE(machine);
   CHECK(machine->limit == "the machine's memory");
   CHECK(machine->resident_bytes == 4LL << 30);
-  const auto node = zerorun::find_oom_kill(kKernelLog, 813);
+  const auto node = find_oom_kill(kKernelLog, 813);
   REQUIRE(node);
   CHECK(node->limit == "the memory of the NUMA nodes that it is bound to");
   CHECK(node->resident_bytes == 0);
-  CHECK_FALSE(zerorun::find_oom_kill(kKernelLog, 81));
-  CHECK_FALSE(zerorun::find_oom_kill(kKernelLog, 2337));
-  CHECK_FALSE(zerorun::find_oom_kill({}, 1));
+  CHECK_FALSE(find_oom_kill(kKernelLog, 81));
+  CHECK_FALSE(find_oom_kill(kKernelLog, 2337));
+  CHECK_FALSE(find_oom_kill({}, 1));
 }
 
 TEST_CASE("end: counters of both versions of cgroups") {
@@ -215,7 +213,7 @@ TEST_CASE("end: a failed check, a failed allocation, a full disk") {
 }
 
 TEST_CASE("end: evidence of a child of this process") {
-  const OomCounts before = zerorun::read_oom_counts();
+  const OomCounts before = read_oom_counts();
   const pid_t child = ::fork();
   if (child == 0) {
     ::raise(SIGKILL);
@@ -223,8 +221,7 @@ TEST_CASE("end: evidence of a child of this process") {
   }
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);
-  const EndEvidence evidence =
-      zerorun::collect_evidence(child, status, {"line"}, before, {"/", "/no/such/folder"});
+  const EndEvidence evidence = collect_evidence(child, status, {"line"}, before, {"/", "/no/such/folder"});
   CHECK(evidence.last_lines == Lines{"line"});
   CHECK_FALSE(evidence.oom_kill);
   CHECK(evidence.full_disks.empty());
@@ -239,11 +236,11 @@ TEST_CASE("end: a stopped process is distinguished from a running one") {
     root.write("proc/" + pid + "/stat", stat);
   }
   const std::string top = (root / "").parent_path();
-  CHECK(zerorun::describe_stop(7, top) ==
+  CHECK(describe_stop(7, top) ==
         "stopped by a signal (SIGSTOP, or Ctrl-Z in its terminal): `kill -CONT 7` lets it go on");
-  CHECK_THAT(zerorun::describe_stop(8, top), StartsWith("stopped by a debugger"));
-  CHECK(zerorun::describe_stop(9, top).empty());
-  CHECK(zerorun::describe_stop(10, top).empty());
+  CHECK_THAT(describe_stop(8, top), StartsWith("stopped by a debugger"));
+  CHECK(describe_stop(9, top).empty());
+  CHECK(describe_stop(10, top).empty());
 
   const pid_t child = ::fork();
   if (child == 0) {
@@ -252,7 +249,7 @@ TEST_CASE("end: a stopped process is distinguished from a running one") {
   }
   int status = 0;
   REQUIRE(::waitpid(child, &status, WUNTRACED) == child);
-  CHECK_THAT(zerorun::describe_stop(child), StartsWith("stopped by a signal"));
+  CHECK_THAT(describe_stop(child), StartsWith("stopped by a signal"));
   REQUIRE(::kill(child, SIGKILL) == 0);
   REQUIRE(::waitpid(child, &status, 0) == child);
 }

@@ -20,6 +20,7 @@ using Catch::Matchers::Matches;
 using zerorun::testing::Launched;
 using zerorun::testing::Result;
 using zerorun::testing::Setup;
+using namespace zerorun::launcher;
 
 TEST_CASE("every rank has its variables") {
   Launched job(
@@ -211,11 +212,11 @@ TEST_CASE("ranks bound to cores: each core belongs to one rank and has one threa
       "while read name value; do [ $name = Cpus_allowed_list: ] && echo cores=$value "
       "threads=$OMP_NUM_THREADS; "
       "done </proc/self/status >$DIR/rank$RANK; exit 0";
-  const zerorun::HostCores host = zerorun::read_host_cores();
-  const int ranks = zerorun::bind_cores(host, 1, "", {})[0].threads > 1 ? 2 : 1;
+  const HostCores host = read_host_cores();
+  const int ranks = bind_cores(host, 1, "", {})[0].threads > 1 ? 2 : 1;
   Launched job({.options = {"--num_gpus", std::to_string(ranks), "--bind_cores_to_rank"}, .script = script});
   CHECK(job.finish().exit_code == 0);
-  const auto shares = zerorun::bind_cores(host, ranks, "", zerorun::cpu_quota());
+  const auto shares = bind_cores(host, ranks, "", zerorun::cpu_quota());
   for (int rank = 0; rank < ranks; ++rank) {
     std::string line;
     std::getline(std::ifstream(job.folder() + "/rank" + std::to_string(rank)), line);
@@ -225,7 +226,7 @@ TEST_CASE("ranks bound to cores: each core belongs to one rank and has one threa
 }
 
 TEST_CASE("binding that cannot be done is refused before a rank starts") {
-  const std::string last = std::to_string(zerorun::read_host_cores().usable.back());
+  const std::string last = std::to_string(read_host_cores().usable.back());
   Result few = Launched({.options = {"--num_gpus", "2", "--bind_cores_to_rank", "--bind_core_list", last},
                          .script = "echo started"})
                    .finish();

@@ -11,12 +11,10 @@
 #include "tests/launcher/launched.h"
 
 using Catch::Matchers::Contains;
-using zerorun::GpuAnswer;
-using zerorun::GpuDemand;
-using zerorun::refusal;
 using zerorun::testing::Launched;
 using zerorun::testing::Result;
 using zerorun::testing::Setup;
+using namespace zerorun::launcher;
 
 namespace {
 

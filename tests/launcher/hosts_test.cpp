@@ -20,10 +20,8 @@
 
 using Catch::Matchers::Contains;
 using nlohmann::json;
-using zerorun::Host;
-using zerorun::LaunchOptions;
-using zerorun::Node;
 using zerorun::UserError;
+using namespace zerorun::launcher;
 using Hosts = std::vector<Host>;
 using Nodes = std::vector<Node>;
 
@@ -59,19 +57,19 @@ TEST_CASE("hostfiles are read as DeepSpeed reads them, but malformed entries are
     const std::string text = row["hostfile"];
     CAPTURE(text);
     if (!row["error"].is_null() || refused_here.contains(text)) {
-      CHECK_THROWS_AS(zerorun::parse_hostfile(text, "hosts"), UserError);
+      CHECK_THROWS_AS(parse_hostfile(text, "hosts"), UserError);
       continue;
     }
     Hosts expected;
     for (const json& host : row["result"]) expected.push_back({host[0], host[1]});
-    CHECK(zerorun::parse_hostfile(text, "hosts") == expected);
+    CHECK(parse_hostfile(text, "hosts") == expected);
     ++equal;
   }
   CHECK(equal == 10);
 }
 
 TEST_CASE("mistakes in a hostfile name the file and the line") {
-  const auto parse = [](const char* text) { return zerorun::parse_hostfile(text, "hosts"); };
+  const auto parse = [](const char* text) { return parse_hostfile(text, "hosts"); };
   CHECK_THROWS_WITH(parse("# c\n\na slots=x\n"), Contains("hosts:3: slots: ") && Contains("found 'x'"));
   CHECK_THROWS_WITH(parse("a slots=1\na slots=2\n"), Contains("hosts:2: ") && Contains("listed twice"));
   CHECK_THROWS_WITH(parse("a\n"), Contains("hosts:1: ") && Contains("`HOST slots=N`"));
@@ -85,55 +83,53 @@ TEST_CASE("mistakes in a hostfile name the file and the line") {
                       Contains("is not the name or address"));
   }
   CHECK(parse("fe80::1%eth0 slots=1\n") == Hosts{{"fe80::1%eth0", 1}});
-  CHECK_THROWS_WITH(zerorun::read_hostfile("/nowhere/hosts"), Contains("--hostfile /nowhere/hosts"));
-  CHECK_THROWS_WITH(zerorun::read_hostfile("/tmp"), Contains("--hostfile /tmp"));
+  CHECK_THROWS_WITH(read_hostfile("/nowhere/hosts"), Contains("--hostfile /nowhere/hosts"));
+  CHECK_THROWS_WITH(read_hostfile("/tmp"), Contains("--hostfile /tmp"));
 }
 
 TEST_CASE("DeepSpeed's usual hostfile is read, unless the options say where the job runs") {
   const zerorun::testing::TemporaryFolder folder;
   const std::string usual = folder.write("hostfile", "a slots=1\n");
   LaunchOptions options;
-  CHECK(zerorun::choose_hostfile(options, folder / "none") == "");
-  CHECK(zerorun::choose_hostfile(options, folder / "") == "");
-  CHECK(zerorun::choose_hostfile(options, usual) == usual);
+  CHECK(choose_hostfile(options, folder / "none") == "");
+  CHECK(choose_hostfile(options, folder / "") == "");
+  CHECK(choose_hostfile(options, usual) == usual);
   options.hostfile = "mine";
-  CHECK(zerorun::choose_hostfile(options, usual) == "mine");
+  CHECK(choose_hostfile(options, usual) == "mine");
   for (const int way : {0, 1, 2}) {
     LaunchOptions elsewhere;
     if (way == 0) elsewhere.standalone = true;
     if (way == 1) elsewhere.node_rank = 0;
     if (way == 2) elsewhere.rdzv_endpoint = "a:1";
-    CHECK(zerorun::choose_hostfile(elsewhere, usual) == "");
+    CHECK(choose_hostfile(elsewhere, usual) == "");
   }
 }
 
 TEST_CASE("a hostfile of many hosts is read at once, and one that has no end is refused") {
   std::string text;
   for (int host = 0; host < 65'536; ++host) text += "h" + std::to_string(host) + " slots=1\n";
-  CHECK(zerorun::parse_hostfile(text, "hosts").size() == 65'536);
-  CHECK_THROWS_WITH(zerorun::parse_hostfile(text + "more slots=1\n", "hosts"),
-                    Contains("at most 65536 hosts"));
-  CHECK_THROWS_WITH(zerorun::read_hostfile("/dev/zero"), Contains("it has more than 16 MiB"));
+  CHECK(parse_hostfile(text, "hosts").size() == 65'536);
+  CHECK_THROWS_WITH(parse_hostfile(text + "more slots=1\n", "hosts"), Contains("at most 65536 hosts"));
+  CHECK_THROWS_WITH(read_hostfile("/dev/zero"), Contains("it has more than 16 MiB"));
   const zerorun::testing::TemporaryFolder folder;
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
-  CHECK_THROWS_WITH(zerorun::read_hostfile(folder / "pipe"), Contains("into which nobody writes"));
+  CHECK_THROWS_WITH(read_hostfile(folder / "pipe"), Contains("into which nobody writes"));
 }
 
 TEST_CASE("torchrun's words for a number of ranks count what this machine has") {
   LaunchOptions options;
-  const auto ranks = [&](const std::string& kind, const zerorun::ThisMachine& machine) {
+  const auto ranks = [&](const std::string& kind, const ThisMachine& machine) {
     options.ranks_by_kind = kind;
-    return zerorun::place_job(options, std::nullopt, machine).placement.world_size();
+    return place_job(options, std::nullopt, machine).placement.world_size();
   };
-  const zerorun::ThisMachine gpus{"here", 4, "0,1,2", 16};
-  const zerorun::ThisMachine bare{"here", 0, "", 16};
+  const ThisMachine gpus{"here", 4, "0,1,2", 16};
+  const ThisMachine bare{"here", 0, "", 16};
   CHECK(ranks("gpu", gpus) == 3);
   CHECK(ranks("auto", gpus) == 3);
   CHECK(ranks("cpu", gpus) == 16);
   CHECK(ranks("auto", bare) == 16);
   CHECK_THROWS_WITH(ranks("gpu", bare), Contains("--num_gpus gpu: this machine has no GPU"));
-  CHECK_THROWS_WITH(zerorun::place_job(options, Hosts{{"a", 1}}, bare),
-                    Contains("with a hostfile give a number"));
+  CHECK_THROWS_WITH(place_job(options, Hosts{{"a", 1}}, bare), Contains("with a hostfile give a number"));
 }
 
 TEST_CASE("--include and --exclude select what DeepSpeed's parser selects") {
@@ -144,7 +140,7 @@ TEST_CASE("--include and --exclude select what DeepSpeed's parser selects") {
     const bool include = row["mode"] == "include";
     CAPTURE(include, filter);
     const auto select = [&] {
-      return include ? zerorun::include_slots(pool(), filter) : zerorun::exclude_slots(pool(), filter);
+      return include ? include_slots(pool(), filter) : exclude_slots(pool(), filter);
     };
     if (!row["error"].is_null() || row["result"].empty()) {
       CHECK_THROWS_WITH(select(), Contains(include ? "--include " : "--exclude "));
@@ -172,28 +168,28 @@ TEST_CASE("--num_nodes and --num_gpus select the slots that DeepSpeed selects, i
     for (size_t node = 0; node < expected.size(); ++node)
       exists = exists && static_cast<int>(expected[node].slots.size()) <= hosts[node].slots;
     if (exists) {
-      CHECK(zerorun::first_slots(hosts, nodes, per_node) == expected);
+      CHECK(first_slots(hosts, nodes, per_node) == expected);
       ++equal;
     } else {
-      CHECK_THROWS_WITH(zerorun::first_slots(hosts, nodes, per_node), Contains("--num_"));
+      CHECK_THROWS_WITH(first_slots(hosts, nodes, per_node), Contains("--num_"));
     }
   }
   CHECK(equal == 22);
 }
 
 TEST_CASE("filters say which part is wrong") {
-  CHECK_THROWS_WITH(zerorun::include_slots(pool(), "worker-9"),
+  CHECK_THROWS_WITH(include_slots(pool(), "worker-9"),
                     Contains("'worker-9' is not among") && Contains("worker-0, worker-1, worker-2"));
-  CHECK_THROWS_WITH(zerorun::include_slots(pool(), "worker-2:2"),
+  CHECK_THROWS_WITH(include_slots(pool(), "worker-2:2"),
                     Contains("slot 2 of worker-2 does not exist: it has 2"));
-  CHECK_THROWS_WITH(zerorun::include_slots(pool(), "worker-0:0-2"), Contains("found '0-2'"));
-  CHECK_THROWS_WITH(zerorun::exclude_slots({{"a", 1}}, "a"), Contains("--exclude a: no slot is left"));
-  CHECK_THROWS_WITH(zerorun::include_slots({{"a", 0}, {"b", 1}}, "a"), Contains("has no slots"));
-  CHECK(zerorun::first_slots({{"a", 0}, {"b", 1}}, 1, {}) == Nodes{{"b", {0}}});
+  CHECK_THROWS_WITH(include_slots(pool(), "worker-0:0-2"), Contains("found '0-2'"));
+  CHECK_THROWS_WITH(exclude_slots({{"a", 1}}, "a"), Contains("--exclude a: no slot is left"));
+  CHECK_THROWS_WITH(include_slots({{"a", 0}, {"b", 1}}, "a"), Contains("has no slots"));
+  CHECK(first_slots({{"a", 0}, {"b", 1}}, 1, {}) == Nodes{{"b", {0}}});
 }
 
 TEST_CASE("ranks are numbered host by host") {
-  const zerorun::Placement placement({{"a", {0, 2}}, {"b", {1}}, {"c", {0, 1, 3}}});
+  const Placement placement({{"a", {0, 2}}, {"b", {1}}, {"c", {0, 1, 3}}});
   CHECK(placement.world_size() == 6);
   const int nodes[] = {0, 0, 1, 2, 2, 2};
   const int local_ranks[] = {0, 1, 0, 0, 1, 2};
@@ -207,7 +203,7 @@ TEST_CASE("ranks are numbered host by host") {
   CHECK(placement.first_rank(2) == 3);
   CHECK(placement.local_world_size(2) == 3);
   CHECK_THROWS(placement.node_of(6));
-  CHECK_THROWS(zerorun::Placement(Nodes{{"a", {}}}));
+  CHECK_THROWS(Placement(Nodes{{"a", {}}}));
 }
 
 namespace {
@@ -222,14 +218,13 @@ struct Placed {
 
 Placed place(const LaunchOptions& options, const std::optional<Hosts>& hosts = {}, int gpus = 0,
              const std::string& visible = "") {
-  const zerorun::ThisMachine machine = {"node7.example.org", gpus, visible};
-  const zerorun::JobPlacement job = zerorun::place_job(options, hosts, machine);
-  zerorun::NodeOrder order;
+  const ThisMachine machine = {"node7.example.org", gpus, visible};
+  const JobPlacement job = place_job(options, hosts, machine);
+  NodeOrder order;
   order.nodes = job.placement.nodes();
   order.node = job.node.value_or(0);
-  order.slots_named = zerorun::names_slots(options);
-  const std::string devices =
-      job.node ? zerorun::node_environment(order, {}, machine, -1).visible_devices : "";
+  order.slots_named = names_slots(options);
+  const std::string devices = job.node ? node_environment(order, {}, machine, -1).visible_devices : "";
   return {job.placement.nodes(), job.node, devices};
 }
 

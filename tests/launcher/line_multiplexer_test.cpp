@@ -5,9 +5,7 @@
 #include <string>
 #include <vector>
 
-using zerorun::Display;
-using zerorun::LineMultiplexer;
-using zerorun::Stream;
+using namespace zerorun::launcher;
 
 namespace {
 

@@ -7,8 +7,8 @@
 
 #include "launcher/rank_status.h"
 
-using zerorun::LineTail;
 using Lines = std::vector<std::string>;
+using namespace zerorun::launcher;
 
 TEST_CASE("the tail keeps the last lines that are not blank") {
   LineTail tail;
@@ -41,14 +41,14 @@ TEST_CASE("long lines are cut and control characters made visible") {
 TEST_CASE("wait statuses as texts and as exit codes") {
   const int exited_with_3 = 3 << 8;  // the encoding of wait(2) on Linux
   const int exited_with_2 = 2 << 8;
-  CHECK(zerorun::describe_end(exited_with_3) == "exited with code 3");
-  CHECK(zerorun::exit_code_of(exited_with_3) == 3);
-  CHECK(zerorun::was_user_mistake(exited_with_2));
-  CHECK_FALSE(zerorun::was_user_mistake(exited_with_3));
-  CHECK_FALSE(zerorun::was_user_mistake(SIGINT));
-  CHECK(zerorun::succeeded(0));
-  CHECK_FALSE(zerorun::succeeded(SIGKILL));
-  CHECK(zerorun::describe_end(SIGKILL) == "killed by signal 9 (SIGKILL)");
-  CHECK(zerorun::exit_code_of(SIGKILL) == 137);
-  CHECK(zerorun::describe_end(SIGSEGV | 0x80) == "killed by signal 11 (SIGSEGV)");  // with a core file
+  CHECK(describe_end(exited_with_3) == "exited with code 3");
+  CHECK(exit_code_of(exited_with_3) == 3);
+  CHECK(was_user_mistake(exited_with_2));
+  CHECK_FALSE(was_user_mistake(exited_with_3));
+  CHECK_FALSE(was_user_mistake(SIGINT));
+  CHECK(succeeded(0));
+  CHECK_FALSE(succeeded(SIGKILL));
+  CHECK(describe_end(SIGKILL) == "killed by signal 9 (SIGKILL)");
+  CHECK(exit_code_of(SIGKILL) == 137);
+  CHECK(describe_end(SIGSEGV | 0x80) == "killed by signal 11 (SIGSEGV)");  // with a core file
 }

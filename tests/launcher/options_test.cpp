@@ -6,16 +6,15 @@
 #include "launcher/launch_options.h"
 
 using Catch::Matchers::Contains;
-using zerorun::Information;
-using zerorun::LaunchOptions;
 using Words = std::vector<std::string>;
+using namespace zerorun::launcher;
 
 namespace {
 
 auto parse(const Words& words) {
   std::vector<const char*> argv = {"zerorun"};
   for (const std::string& word : words) argv.push_back(word.c_str());
-  return zerorun::parse_launch_options(static_cast<int>(argv.size()), argv.data());
+  return parse_launch_options(static_cast<int>(argv.size()), argv.data());
 }
 
 LaunchOptions options(const Words& words) {

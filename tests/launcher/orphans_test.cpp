@@ -14,6 +14,7 @@
 using zerorun::testing::Launched;
 using zerorun::testing::Process;
 using zerorun::testing::Result;
+using namespace zerorun::launcher;
 
 namespace {
 
@@ -119,7 +120,7 @@ TEST_CASE("the guardian does not kill a process group that it was told to forget
   const pid_t launcher = ::fork();
   REQUIRE(launcher >= 0);
   if (launcher == 0) {
-    zerorun::Guardian guardian(0, nullptr);
+    Guardian guardian(0, nullptr);
     pid_t children[2];
     for (pid_t& child : children) {
       child = ::fork();

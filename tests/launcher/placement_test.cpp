@@ -17,6 +17,7 @@
 
 using Catch::Matchers::Contains;
 using zerorun::UserError;
+using namespace zerorun::launcher;
 
 TEST_CASE("GPUs are counted by their device files") {
   char folder[] = "/tmp/zerorun_devices_XXXXXX";
@@ -58,14 +59,13 @@ TEST_CASE("values of CUDA_VISIBLE_DEVICES that hide all GPUs") {
 }
 
 TEST_CASE("programs that cannot be run are refused with a remedy") {
-  CHECK(zerorun::find_program("/bin/sh") == "/bin/sh");
-  CHECK_THAT(zerorun::find_program("sh"), Catch::Matchers::EndsWith("/sh"));
-  CHECK_THROWS_WITH(zerorun::find_program("/nowhere/prog"),
-                    Contains("/nowhere/prog") && Contains("build it"));
-  CHECK_THROWS_WITH(zerorun::find_program("/etc/passwd"), Contains("chmod +x /etc/passwd"));
-  CHECK_THROWS_WITH(zerorun::find_program("/tmp"), Contains("directory"));
-  CHECK_THROWS_WITH(zerorun::find_program("no_such_program_here"), Contains("PATH"));
-  CHECK_THROWS_AS(zerorun::find_program(""), UserError);
+  CHECK(find_program("/bin/sh") == "/bin/sh");
+  CHECK_THAT(find_program("sh"), Catch::Matchers::EndsWith("/sh"));
+  CHECK_THROWS_WITH(find_program("/nowhere/prog"), Contains("/nowhere/prog") && Contains("build it"));
+  CHECK_THROWS_WITH(find_program("/etc/passwd"), Contains("chmod +x /etc/passwd"));
+  CHECK_THROWS_WITH(find_program("/tmp"), Contains("directory"));
+  CHECK_THROWS_WITH(find_program("no_such_program_here"), Contains("PATH"));
+  CHECK_THROWS_AS(find_program(""), UserError);
 }
 
 namespace {
@@ -83,8 +83,8 @@ std::string value_of(const std::vector<std::string>& environment, const std::str
 }  // namespace
 
 TEST_CASE("the environment of a rank") {
-  zerorun::JobEnvironment job;
-  job.placement = zerorun::Placement({{"localhost", {0, 1, 2, 3}}});
+  JobEnvironment job;
+  job.placement = Placement({{"localhost", {0, 1, 2, 3}}});
   job.master_addr = "127.0.0.1";
   job.master_port = 1234;
   job.listening_fd = 5;
@@ -102,7 +102,7 @@ TEST_CASE("the environment of a rank") {
                                               "ZERORUN_DEVICE=cuda",
                                               "NCCL_MULTI_RANK_GPU_ENABLE=0",
                                               "OMP_NUM_THREADS="};
-  auto rank2 = zerorun::rank_environment(inherited, job, 2);
+  auto rank2 = rank_environment(inherited, job, 2);
   CHECK(value_of(rank2, "HOME") == "/h");
   CHECK(value_of(rank2, "RANK") == "2");
   CHECK(value_of(rank2, "LOCAL_RANK") == "2");
@@ -127,8 +127,8 @@ TEST_CASE("the environment of a rank") {
   job.device = "cpu";
   job.comm = "gloo";
   job.timeout_seconds = 600;
-  auto rank0 = zerorun::rank_environment(
-      {"OMP_NUM_THREADS=8", "CUDA_VISIBLE_DEVICES=7", "ZERORUN_DEVICE=cuda"}, job, 0);
+  auto rank0 =
+      rank_environment({"OMP_NUM_THREADS=8", "CUDA_VISIBLE_DEVICES=7", "ZERORUN_DEVICE=cuda"}, job, 0);
   CHECK(value_of(rank0, "ZERORUN_LISTEN_FD") == "5");
   CHECK(value_of(rank0, "ZERORUN_DEVICE") == "cpu");
   CHECK(value_of(rank0, "ZERORUN_COMM") == "gloo");
@@ -140,9 +140,9 @@ TEST_CASE("the environment of a rank") {
 }
 
 TEST_CASE("on several hosts, local variables count the ranks of one host") {
-  zerorun::JobEnvironment job;
-  job.placement = zerorun::Placement({{"a", {0, 1}}, {"b", {0, 2, 3}}});
-  const auto rank3 = zerorun::rank_environment({}, job, 3);
+  JobEnvironment job;
+  job.placement = Placement({{"a", {0, 1}}, {"b", {0, 2, 3}}});
+  const auto rank3 = rank_environment({}, job, 3);
   const std::pair<const char*, const char*> expected[] = {
       {"RANK", "3"},       {"LOCAL_RANK", "1"}, {"WORLD_SIZE", "5"}, {"LOCAL_WORLD_SIZE", "3"},
       {"LOCAL_SIZE", "3"}, {"CROSS_RANK", "1"}, {"CROSS_SIZE", "2"}};
@@ -153,29 +153,29 @@ TEST_CASE("on several hosts, local variables count the ranks of one host") {
 }
 
 TEST_CASE("a dry run prints commands that are quoted for a shell") {
-  zerorun::JobEnvironment job;
-  job.placement = zerorun::Placement({{"a", {0}}, {"b", {0}}});
+  JobEnvironment job;
+  job.placement = Placement({{"a", {0}}, {"b", {0}}});
   job.master_addr = "10.0.0.1";
   job.master_port = 29500;
   job.token = "a secret";
   job.threads_per_rank = 2;
-  zerorun::NodeOrder order;
+  NodeOrder order;
   order.arguments = {"prog", "two words", "it's", ""};
   order.folder = "/a folder";
   order.variables = {{"NCCL_DEBUG", "a b"}};
-  const std::string text = zerorun::describe_job(job, 0, {}, order);
+  const std::string text = describe_job(job, 0, {}, order);
   CHECK_THAT(text, Catch::Matchers::StartsWith("a: env -u ") && Contains("\nb: cd '/a folder' && env -u ") &&
                        Contains(" NCCL_DEBUG='a b' ") && Contains(" prog 'two words' 'it'\\''s' ''\n") &&
                        Contains(" MASTER_PORT=29500 ") && !Contains("secret"));
   CHECK(text.find("OMP_NUM_THREADS=2") < text.find("\nb: "));
   CHECK(text.find("OMP_NUM_THREADS", text.find("\nb: ")) == std::string::npos);
-  CHECK(zerorun::shell_word("a\nb") == "'a\nb'");
-  CHECK(zerorun::shell_word("$(id)") == "'$(id)'");
+  CHECK(shell_word("a\nb") == "'a\nb'");
+  CHECK(shell_word("$(id)") == "'$(id)'");
 }
 
 TEST_CASE("Python runs modules and files that end in .py") {
   const auto arguments = [](std::vector<std::string> command, bool module, bool no_python) {
-    return zerorun::program_arguments(std::move(command), module, no_python);
+    return program_arguments(std::move(command), module, no_python);
   };
   using Words = std::vector<std::string>;
   CHECK(arguments({"prog", "-a"}, false, false) == Words{"prog", "-a"});
@@ -194,11 +194,11 @@ TEST_CASE("the Python of a launcher is that of its virtual environment") {
   const zerorun::testing::TemporaryFolder folder;
   const std::filesystem::path launcher = folder / "bin/zerorun";
   std::filesystem::create_directory(folder / "bin");
-  CHECK(zerorun::python_of(launcher) == "python3");
+  CHECK(python_of(launcher) == "python3");
   std::filesystem::copy_file("/bin/true", folder / "bin/python3");
-  CHECK(zerorun::python_of(launcher) == "python3");
+  CHECK(python_of(launcher) == "python3");
   std::ofstream(folder / "pyvenv.cfg") << "home = /usr/bin\n";
-  CHECK(zerorun::python_of(launcher) == (folder / "bin/python3").string());
+  CHECK(python_of(launcher) == (folder / "bin/python3").string());
   std::filesystem::remove(folder / "bin/python3");
-  CHECK(zerorun::python_of(launcher) == "python3");
+  CHECK(python_of(launcher) == "python3");
 }

@@ -22,15 +22,14 @@
 #include "launcher/starter_processes.h"
 
 using Catch::Matchers::Contains;
-using zerorun::FrameSocket;
-using zerorun::FrameType;
 using zerorun::UniqueFd;
 using zerorun::UserError;
 using Words = std::vector<std::string>;
+using namespace zerorun::launcher;
 
 namespace {
 
-zerorun::StartPlan plan(zerorun::Starter starter) {
+StartPlan plan(Starter starter) {
   return {starter, {"--extra", "two words"}, 2222, "/opt/a b/zerorun", {"10.0.0.1", "head"}, 4000, "TICKET"};
 }
 
@@ -49,8 +48,7 @@ std::pair<UniqueFd, UniqueFd> connected() {
 // has proved that it knows `ticket`.
 bool greets(const zerorun::ListeningSocket& listening, const zerorun::Seal& ticket, int connections) {
   for (int done = 0; done < connections; ++done) {
-    zerorun::AgentGreeting greeting(UniqueFd(::accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)),
-                                    ticket);
+    AgentGreeting greeting(UniqueFd(::accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)), ticket);
     while (greeting.service()) {
       if (greeting.is_done()) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -62,7 +60,7 @@ bool greets(const zerorun::ListeningSocket& listening, const zerorun::Seal& tick
 }  // namespace
 
 TEST_CASE("ssh gets one word for the other host's shell, and the ticket on stdin only") {
-  const auto commands = zerorun::start_commands(plan(zerorun::Starter::ssh), {"a", "me@b", "c"}, {1, 2});
+  const auto commands = start_commands(plan(Starter::ssh), {"a", "me@b", "c"}, {1, 2});
   REQUIRE(commands.size() == 2);
   const Words& words = commands[0].arguments;
   CHECK(words.front() == "ssh");
@@ -77,18 +75,18 @@ TEST_CASE("ssh gets one word for the other host's shell, and the ticket on stdin
 }
 
 TEST_CASE("a process that starts agents gets the launcher's additions behind the user's own values") {
-  zerorun::Console console({"pdsh"}, false);
-  zerorun::Signals signals;
+  Console console({"pdsh"}, false);
+  Signals signals;
   std::string program = "zerorun";
   char* argv[] = {program.data(), nullptr};
-  const zerorun::Guardian guardian(1, argv);
-  zerorun::StarterProcesses starters(console, 0, signals, guardian);
+  const Guardian guardian(1, argv);
+  StarterProcesses starters(console, 0, signals, guardian);
   ::setenv("PDSH_SSH_ARGS_APPEND", "-i /key", 1);
-  zerorun::StartCommand command = zerorun::start_commands(plan(zerorun::Starter::pdsh), {"a"}, {0}).front();
+  StartCommand command = start_commands(plan(Starter::pdsh), {"a"}, {0}).front();
   command.arguments = {"sh", "-c", "test \"$PDSH_SSH_ARGS_APPEND\" = '-i /key -p 2222'"};
   starters.start(command, "/bin/sh");
   ::unsetenv("PDSH_SSH_ARGS_APPEND");
-  std::vector<zerorun::StarterProcesses::Ended> ended;
+  std::vector<StarterProcesses::Ended> ended;
   for (int round = 0; round < 500 && ended.empty(); ++round) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     ended = starters.reap();
@@ -98,9 +96,8 @@ TEST_CASE("a process that starts agents gets the launcher's additions behind the
 }
 
 TEST_CASE("pdsh, mpirun and srun start all agents, and only pdsh has the ticket in its command") {
-  for (const auto starter : {zerorun::Starter::pdsh, zerorun::Starter::openmpi, zerorun::Starter::mpich,
-                             zerorun::Starter::slurm}) {
-    const auto commands = zerorun::start_commands(plan(starter), {"a", "b"}, {0, 1});
+  for (const auto starter : {Starter::pdsh, Starter::openmpi, Starter::mpich, Starter::slurm}) {
+    const auto commands = start_commands(plan(starter), {"a", "b"}, {0, 1});
     REQUIRE(commands.size() == 1);
     CHECK(commands[0].node == -1);
     const bool has_hosts = std::ranges::count(commands[0].arguments, "a,b") == 1;
@@ -109,33 +106,30 @@ TEST_CASE("pdsh, mpirun and srun start all agents, and only pdsh has the ticket 
     bool in_command = false;
     for (const std::string& word : commands[0].arguments)
       in_command |= word.find("TICKET") != std::string::npos && word != "ZERORUN_TICKET";
-    CHECK(in_command == (starter == zerorun::Starter::pdsh));
+    CHECK(in_command == (starter == Starter::pdsh));
   }
-  CHECK_THROWS_WITH(zerorun::parse_starter("impi"),
-                    Contains("DeepSpeed has impi, zerorun does not support it"));
-  CHECK_THROWS_AS(zerorun::parse_starter("rsh"), UserError);
+  CHECK_THROWS_WITH(parse_starter("impi"), Contains("DeepSpeed has impi, zerorun does not support it"));
+  CHECK_THROWS_AS(parse_starter("rsh"), UserError);
 }
 
 TEST_CASE("variables of libraries are forwarded, and .deepspeed_env runs nothing") {
-  const zerorun::VariableList expected = {
-      {"NCCL_DEBUG", "a=b"}, {"PYTHONPATH", ""}, {"OMP_NUM_THREADS", "2"}};
-  CHECK(zerorun::forwarded_variables(
+  const VariableList expected = {{"NCCL_DEBUG", "a=b"}, {"PYTHONPATH", ""}, {"OMP_NUM_THREADS", "2"}};
+  CHECK(forwarded_variables(
             {"PATH=/bin", "NCCL_DEBUG=a=b", "PYTHONPATH=", "MY_NCCL=1", "OMP_NUM_THREADS=2"}) == expected);
-  const zerorun::VariableList read =
-      zerorun::parse_environment_file("# a comment\n\nA=$(touch x) \"y\"\r\nB=\nA_1=c=d\n", "file");
-  CHECK(read == zerorun::VariableList{{"A", "$(touch x) \"y\""}, {"B", ""}, {"A_1", "c=d"}});
-  CHECK(zerorun::parse_environment_file("\xEF\xBB\xBF A = x \nB=\"a b\"\nC=\'$D\' \nD=\"\"\n", "file") ==
-        zerorun::VariableList{{"A", "x"}, {"B", "a b"}, {"C", "$D"}, {"D", ""}});
+  const VariableList read =
+      parse_environment_file("# a comment\n\nA=$(touch x) \"y\"\r\nB=\nA_1=c=d\n", "file");
+  CHECK(read == VariableList{{"A", "$(touch x) \"y\""}, {"B", ""}, {"A_1", "c=d"}});
+  CHECK(parse_environment_file("\xEF\xBB\xBF A = x \nB=\"a b\"\nC=\'$D\' \nD=\"\"\n", "file") ==
+        VariableList{{"A", "x"}, {"B", "a b"}, {"C", "$D"}, {"D", ""}});
   for (const char* text : {"export A=1\n", "A\n", "=1\n", "1A=2\n", "A B=1\n"}) {
     CAPTURE(text);
-    CHECK_THROWS_WITH(zerorun::parse_environment_file(text, "file"), Contains("file:1: expected NAME=VALUE"));
+    CHECK_THROWS_WITH(parse_environment_file(text, "file"), Contains("file:1: expected NAME=VALUE"));
   }
-  CHECK(zerorun::merge_variables({{"A", "1"}, {"B", "2"}}, {{"A", "3"}}) ==
-        zerorun::VariableList{{"B", "2"}, {"A", "3"}});
+  CHECK(merge_variables({{"A", "1"}, {"B", "2"}}, {{"A", "3"}}) == VariableList{{"B", "2"}, {"A", "3"}});
 }
 
 TEST_CASE("an order with any bytes is the same after it was encoded and decoded") {
-  zerorun::NodeOrder order;
+  NodeOrder order;
   order.nodes = {{"a", {0, 1}}, {"b", {3}}};
   order.node = 1;
   order.slots_named = true;
@@ -160,25 +154,24 @@ TEST_CASE("an order with any bytes is the same after it was encoded and decoded"
   order.logs.printed = std::vector{0, 2};
   order.logs.run = "run";
   order.port = 0;
-  CHECK(zerorun::decode<zerorun::NodeOrder>(zerorun::encode(order)) == order);
+  CHECK(decode<NodeOrder>(encode(order)) == order);
   order.port.reset();
   order.logs.printed.reset();
-  CHECK(zerorun::decode<zerorun::NodeOrder>(zerorun::encode(order)) == order);
+  CHECK(decode<NodeOrder>(encode(order)) == order);
 
-  const zerorun::RankFailure failure{3, 9, "cause \xff", {"one", ""}};
-  CHECK(zerorun::decode<zerorun::RankFailure>(zerorun::encode(failure)) == failure);
-  const zerorun::AgentHello hello{"0.1.0", -1, "b", "a: 2"};
-  CHECK(zerorun::decode<zerorun::AgentHello>(zerorun::encode(hello)) == hello);
-  const auto output = zerorun::decode<zerorun::RankOutput>(
-      zerorun::encode(zerorun::RankOutput{5, zerorun::Stream::err, std::string_view("a\0b", 3)}) + "");
+  const RankFailure failure{3, 9, "cause \xff", {"one", ""}};
+  CHECK(decode<RankFailure>(encode(failure)) == failure);
+  const AgentHello hello{"0.1.0", -1, "b", "a: 2"};
+  CHECK(decode<AgentHello>(encode(hello)) == hello);
+  const auto output =
+      decode<RankOutput>(encode(RankOutput{5, Stream::err, std::string_view("a\0b", 3)}) + "");
   CHECK(output.rank == 5);
-  CHECK(output.stream == zerorun::Stream::err);
+  CHECK(output.stream == Stream::err);
   for (const std::string& bad :
-       {std::string(), std::string("\xff\xff"), zerorun::encode(hello), std::string(4000000, '\x81')}) {
-    CHECK_THROWS_WITH(zerorun::decode<zerorun::NodeOrder>(bad),
-                      Contains("invalid message between launcher and agent"));
+       {std::string(), std::string("\xff\xff"), encode(hello), std::string(4000000, '\x81')}) {
+    CHECK_THROWS_WITH(decode<NodeOrder>(bad), Contains("invalid message between launcher and agent"));
   }
-  CHECK_THROWS(zerorun::decode<zerorun::RankOutput>("abc"));
+  CHECK_THROWS(decode<RankOutput>("abc"));
 }
 
 TEST_CASE("frames arrive whole and in order, and an invalid frame closes the connection") {
@@ -189,7 +182,7 @@ TEST_CASE("frames arrive whole and in order, and an invalid frame closes the con
   sender.send(FrameType::notice, "small");
   sender.send(FrameType::output, large);
   sender.send(FrameType::heartbeat);
-  std::vector<zerorun::Frame> frames;
+  std::vector<Frame> frames;
   for (int round = 0; round < 10000 && frames.size() < 3; ++round) {
     sender.service();
     receiver.service();
@@ -222,7 +215,7 @@ TEST_CASE("an agent and a launcher accept each other only if both have the ticke
   {
     bool known = false;
     std::thread launcher([&] { known = greets(listening, ticket, 1); });
-    const UniqueFd fd = zerorun::connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon(), wanted);
+    const UniqueFd fd = connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon(), wanted);
     launcher.join();
     CHECK(fd.is_open());
     CHECK(known);
@@ -230,7 +223,7 @@ TEST_CASE("an agent and a launcher accept each other only if both have the ticke
   {
     bool known = true;
     std::thread launcher([&] { known = greets(listening, other, 2); });
-    CHECK_THROWS_WITH(zerorun::connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon(), wanted),
+    CHECK_THROWS_WITH(connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon(), wanted),
                       Contains("no launcher of this job answers there"));
     // greets() waits for two connections, but the agent may have connected only once. Then this is the second
     // connection.
@@ -244,13 +237,12 @@ TEST_CASE("an agent and a launcher accept each other only if both have the ticke
     CHECK_FALSE(known);
   }
   // Nobody waits for this agent any more.
-  CHECK_THROWS_WITH(
-      zerorun::connect_to_launcher({"127.0.0.1"}, 1, ticket, std::chrono::steady_clock::time_point::max(),
-                                   [] { return false; }),
-      Contains("127.0.0.1:1: Connection refused"));
+  CHECK_THROWS_WITH(connect_to_launcher({"127.0.0.1"}, 1, ticket,
+                                        std::chrono::steady_clock::time_point::max(), [] { return false; }),
+                    Contains("127.0.0.1:1: Connection refused"));
   // A client that sends the right first bytes and a wrong code.
   auto [client, server] = connected();
-  zerorun::AgentGreeting greeting(std::move(server), ticket);
+  AgentGreeting greeting(std::move(server), ticket);
   const std::string hello = "zerorun agent 1\n" + std::string(16, 'n') + std::string(8, 'c');
   REQUIRE(::send(client.get(), hello.data(), hello.size(), 0) == static_cast<ssize_t>(hello.size()));
   bool open = true;
@@ -263,18 +255,18 @@ TEST_CASE("an agent and a launcher accept each other only if both have the ticke
 }
 
 TEST_CASE("the options for streams in files are read as torchrun reads them") {
-  CHECK(zerorun::parse_stream_choice("3", "-r").of(7) == 3);
-  const auto some = zerorun::parse_stream_choice("0:1,2:3", "-r");
+  CHECK(parse_stream_choice("3", "-r").of(7) == 3);
+  const auto some = parse_stream_choice("0:1,2:3", "-r");
   CHECK(some.of(0) == 1);
   CHECK(some.of(1) == 0);
   CHECK(some.of(2) == 3);
   for (const char* text : {"4", "", "0:4", "x:1", "0:1,", "-1"}) {
     CAPTURE(text);
-    CHECK_THROWS_AS(zerorun::parse_stream_choice(text, "-r"), UserError);
+    CHECK_THROWS_AS(parse_stream_choice(text, "-r"), UserError);
   }
-  CHECK(zerorun::parse_rank_list("0,2", "-f") == std::vector{0, 2});
-  CHECK_THROWS_WITH(zerorun::parse_rank_list("0,a", "--local_ranks_filter"),
+  CHECK(parse_rank_list("0,2", "-f") == std::vector{0, 2});
+  CHECK_THROWS_WITH(parse_rank_list("0,a", "--local_ranks_filter"),
                     Contains("--local_ranks_filter 0,a: 'a'"));
-  CHECK(zerorun::rank_labels({{"a", {0}}}) == Words{"rank 0"});
-  CHECK(zerorun::rank_labels({{"a", {0}}, {"b", {0, 1}}}, 1) == Words{"b rank 1", "b rank 2"});
+  CHECK(rank_labels({{"a", {0}}}) == Words{"rank 0"});
+  CHECK(rank_labels({{"a", {0}}, {"b", {0, 1}}}, 1) == Words{"b rank 1", "b rank 2"});
 }

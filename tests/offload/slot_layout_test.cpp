@@ -7,6 +7,7 @@
 #include "checkpoint/file_system.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
 namespace {
 
 constexpr int64_t kMiB = kChecksumBlock;

@@ -18,6 +18,7 @@
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
 namespace {
 
 using std::chrono::seconds;

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <random>
 
+#include "device/step_facts.h"
+
 namespace zerorun::testing {
 
 at::Tensor uniform(int64_t numel, uint64_t seed) {

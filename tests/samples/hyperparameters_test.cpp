@@ -11,6 +11,7 @@
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
+using namespace config;
 namespace {
 
 using Catch::Matchers::Contains;

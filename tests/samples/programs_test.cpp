@@ -9,6 +9,7 @@
 #include "tests/samples/programs_support.h"
 
 namespace zerorun::testing {
+using namespace checkpoint;
 
 using Catch::Matchers::Contains;
 

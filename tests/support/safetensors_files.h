@@ -23,7 +23,7 @@ inline void write_safetensors(const std::filesystem::path& file,
                               const std::map<std::string, TensorToWrite>& tensors) {
   std::vector<TensorToStore> stored;
   for (const auto& [name, tensor] : tensors) stored.push_back({name, tensor.dtype, tensor.shape});
-  SafetensorsFolder folder(local_file_system(), file.parent_path(), stored,
+  SafetensorsFolder folder(checkpoint::local_file_system(), file.parent_path(), stored,
                            std::numeric_limits<int64_t>::max(), file.stem().string());
   for (const auto& [name, tensor] : tensors) folder.write(tensor.bytes);
   folder.finish();

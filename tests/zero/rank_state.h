@@ -85,10 +85,10 @@ struct RankState {
     }
     const StateFilesOptions files{.folder = folder / "",
                                   .rank = store.rank(),
-                                  .chunk_bytes = 4 * kChecksumBlock,
-                                  .request_bytes = kChecksumBlock,
+                                  .chunk_bytes = 4 * checkpoint::kChecksumBlock,
+                                  .request_bytes = checkpoint::kChecksumBlock,
                                   .alignment = kAlignment};
-    store.keep_values_in_files(local_file_system(), files, dtype, partitioned, names);
+    store.keep_values_in_files(checkpoint::local_file_system(), files, dtype, partitioned, names);
     return store;
   }
 
