@@ -1,7 +1,7 @@
 // Removes the operations of a program that the engine's contract (docs/limitations.md, engine/engine.h,
 // engine/gathered_parameters.h) does not allow at their place. The remaining program must give the same
 // results as plain LibTorch. Operations that the engine must refuse with a named error stay: the plain run
-// notes the error.
+// notes the error (expected_errors.h), or that neither run does the operation.
 #include <algorithm>
 #include <array>
 #include <set>

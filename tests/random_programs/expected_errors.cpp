@@ -76,22 +76,9 @@ const char* ExpectedErrors::of(const Operation& operation) {
     case Kind::drop:
       return of_drop(operation);
     case Kind::set_gradient:
-      if (!training_.has_gradients() || failed_ || unheard_ || partial_) return kLeftOut;
-      is_set_ = true;
-      return nullptr;
-    case Kind::clip: {
-      if (is_set_ || failed_ || unheard_ || !flipped_.empty()) return kLeftOut;
-      const bool marked = setup_.marks && training_.holds_gradients();
-      return loaded_ ? kLeftOut : marked ? "set \"gradient_clipping\" in the config" : nullptr;
-    }
-    case Kind::gradient: {
-      if (failed_) return kLeftOut;
-      const char* refusal = of_step();
-      unheard_ = false;
-      if (refusal) return refusal;
-      return training_.updates() ? nullptr
-                                 : "is whole only after the last backward() before an optimizer step";
-    }
+    case Kind::clip:
+    case Kind::gradient:
+      return of_gradients(operation);
     case Kind::flip:
       for (int index : operation.parameters) {
         if (!flipped_.erase(index)) flipped_.insert(index);
@@ -124,6 +111,24 @@ const char* ExpectedErrors::of(const Operation& operation) {
     default:
       return nullptr;
   }
+}
+
+const char* ExpectedErrors::of_gradients(const Operation& operation) {
+  if (failed_) return kLeftOut;
+  if (operation.kind == Kind::gradient) {
+    const char* refusal = of_step();
+    unheard_ = false;
+    if (refusal) return refusal;
+    return training_.updates() ? nullptr : "is whole only after the last backward() before an optimizer step";
+  }
+  if (unheard_) return kLeftOut;
+  if (operation.kind == Kind::clip) {
+    if (is_set_ || loaded_ || !flipped_.empty()) return kLeftOut;
+    return setup_.marks && training_.holds_gradients() ? "set \"gradient_clipping\" in the config" : nullptr;
+  }
+  if (partial_ || !training_.has_gradients()) return kLeftOut;
+  is_set_ = true;
+  return nullptr;
 }
 
 const char* ExpectedErrors::of_backward(const Operation& operation) {

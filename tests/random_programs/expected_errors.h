@@ -45,6 +45,7 @@ class ExpectedErrors {
 
   const char* of_backward(const Operation& operation);
   const char* of_step();
+  const char* of_gradients(const Operation& operation);
   const char* of_drop(const Operation& operation);
   const char* of_group(const Operation& operation);
   const char* of_saving(bool loads) const;
