@@ -79,8 +79,8 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   check_same_words(words_of_load(directory, tag, options), communicator, label);
   std::string chosen;
   on_all_ranks(communicator, label, [&] {
-    state.check_states_are_here("load_checkpoint");
     state.check_between_steps("engine.load_checkpoint");
+    state.check_states_are_here("load_checkpoint");
     state.optimizer->follow_program();
     if (state.holds_gradients) {
       throw UserError(

@@ -315,8 +315,8 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   CheckpointPart part;
   const auto check = [&] {
     state.follow_schedule();
-    state.check_states_are_here("save_checkpoint");
     state.check_between_steps("engine.save_checkpoint");
+    state.check_states_are_here("save_checkpoint");
     if (state.counts.micro > 0) state.reducer.check_window_is_stored();
     if (directory.empty()) throw UserError("save_checkpoint(): the folder's name is empty: name a folder");
     checkpoint::check_tag(tag);

@@ -1,6 +1,7 @@
 #include "tests/random_programs/expected_errors.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace zerorun::testing {
 namespace {
@@ -24,7 +25,7 @@ ExpectedErrors::ExpectedErrors(const Program& program, const PlainTraining& trai
 void ExpectedErrors::begin() {
   held_.assign(setup_.ranks, std::vector<char>(program_.parameters.size()));
   gone_ = held_;
-  partial_ = unheard_ = loaded_ = is_set_ = away_ = failed_ = scaled_ = false;
+  partial_ = unheard_ = loaded_ = is_set_ = away_ = scaled_ = false;
   has_boundary_ = boundary_ = declared_ = false;
   flipped_.clear();
 }
@@ -52,9 +53,10 @@ bool ExpectedErrors::plain() const {
   return !partial_ && !unheard_ && !is_set_ && flipped_.empty() && !away_ && !has_boundary_;
 }
 
-const char* ExpectedErrors::by_marks() const {
-  if (!setup_.marks || failed_) return nullptr;
-  return is_set_ ? kGradientIsSet : partial_ ? kPartlyDropped : nullptr;
+const char* ExpectedErrors::by_marks() {
+  if (!setup_.marks) return nullptr;
+  if (std::exchange(is_set_, false)) return kGradientIsSet;  // the engine undoes it
+  return partial_ ? kPartlyDropped : nullptr;
 }
 
 const char* ExpectedErrors::of(const Operation& operation) {
@@ -63,13 +65,12 @@ const char* ExpectedErrors::of(const Operation& operation) {
       return of_backward(operation);
     case Kind::failing_backward:
       if (!plain()) return kLeftOut;
-      failed_ = !hears_of_failure(operation, setup_);
       scaled_ = scaled_ || fails_by_loss(operation, setup_);
       note_end_of_window();
       return nullptr;
     case Kind::step: {
       const char* refusal = of_step();
-      failed_ = unheard_ = false;
+      unheard_ = false;
       if (!refusal) scaled_ = declared_ = false;
       return refusal;
     }
@@ -91,7 +92,8 @@ const char* ExpectedErrors::of(const Operation& operation) {
       return nullptr;
     case Kind::offload: {
       const bool offloads = operation.how == 0;
-      if (unheard_ || failed_ || offloads == away_) return kLeftOut;
+      if (unheard_ || offloads == away_) return kLeftOut;
+      if (const char* refusal = offloads ? by_marks() : nullptr) return refusal;
       if (offloads && training_.has_gradients()) return kBetween;
       away_ = offloads;
       return nullptr;
@@ -114,7 +116,6 @@ const char* ExpectedErrors::of(const Operation& operation) {
 }
 
 const char* ExpectedErrors::of_gradients(const Operation& operation) {
-  if (failed_) return kLeftOut;
   if (operation.kind == Kind::gradient) {
     const char* refusal = of_step();
     unheard_ = false;
@@ -138,7 +139,7 @@ const char* ExpectedErrors::of_backward(const Operation& operation) {
   if (scales && operation.how == without_scale && scaled_) return kLeftOut;  // with a loss scale of 1
   if (operation.how == BackwardHow::by_loss) scaled_ = true;
   const char* refusal = by_marks();
-  failed_ = unheard_ = false;
+  unheard_ = false;
   const bool is_last = boundary_ && open_no_syncs == 0;
   if (!refusal && scales && operation.how == without_scale) refusal = "engine.scale(loss)";
   if (!refusal && away_) refusal = kAway;
@@ -162,9 +163,8 @@ const char* ExpectedErrors::of_step() {
 
 const char* ExpectedErrors::of_drop(const Operation& operation) {
   const int how = operation.how;
-  if (how != by_engine_zero_grad && failed_) return kLeftOut;
   if (how == by_engine_zero_grad) {
-    failed_ = unheard_ = false;
+    unheard_ = false;
     is_set_ = is_set_ && !setup_.marks;
     return nullptr;
   }
@@ -209,21 +209,21 @@ const char* ExpectedErrors::of_group(const Operation& operation) {
   if (operation.how == of_decay) return nullptr;
   if (setup_.source == Source::config) return kLeftOut;
   if (operation.how == of_momentum && setup_.rule != Rule::sgd) return kLeftOut;
-  if (failed_ || unheard_ || of_step()) return kLeftOut;
+  if (unheard_ || is_set_ || of_step()) return kLeftOut;
   return operation.how == of_momentum ? "has set momentum of the optimizer's parameter group"
                                       : "as add_param_group() does";
 }
 
-const char* ExpectedErrors::of_states() const {
-  if (setup_.rule == Rule::sgd || unheard_ || failed_) return kLeftOut;
+const char* ExpectedErrors::of_states() {
+  if (setup_.rule == Rule::sgd || unheard_) return kLeftOut;
+  if (const char* refusal = by_marks()) return refusal;
   if (training_.has_gradients()) return kBetween;
   return away_ ? kAway : nullptr;
 }
 
-const char* ExpectedErrors::of_saving(bool loads) const {
+const char* ExpectedErrors::of_saving(bool loads) {
   if (const char* refusal = by_marks()) return refusal;
   if (away_) return kAway;
-  if (failed_) return "after a backward() that threw";
   if (training_.has_gradients()) return kBetween;
   if (loads) return training_.holds_gradients() ? "between the micro-steps of an optimizer step" : nullptr;
   return training_.can_save() ? nullptr : "cannot be saved: save after the step()";

@@ -48,9 +48,9 @@ class ExpectedErrors {
   const char* of_gradients(const Operation& operation);
   const char* of_drop(const Operation& operation);
   const char* of_group(const Operation& operation);
-  const char* of_saving(bool loads) const;
-  const char* of_states() const;
-  const char* by_marks() const;
+  const char* of_saving(bool loads);
+  const char* of_states();
+  const char* by_marks();
   bool plain() const;
   bool acts_on_slices(const Operation& operation) const;
 
@@ -65,7 +65,6 @@ class ExpectedErrors {
   bool is_set_ = false;    // grad() of a trained parameter is the program's own
   std::set<int> flipped_;  // parameters that the program has frozen or unfrozen
   bool away_ = false;      // between offload_states() and reload_states()
-  bool failed_ = false;    // the last backward threw, and the engine has not dropped its gradients yet
   bool scaled_ = false;    // engine.scale() was called since the last step
   bool has_boundary_ = false;
   bool boundary_ = false;

@@ -131,13 +131,9 @@ struct Program {
 };
 
 bool is_block(Kind kind);
-/// Kind::failing_backward: whether the backward is loss.backward(), and whether a call of the engine follows
-/// that drops its gradients.
+/// Kind::failing_backward: whether the backward is loss.backward().
 inline bool fails_by_loss(const Operation& operation, const Setup& setup) {
   return operation.how >= 3 && setup.stage >= 2;
-}
-inline bool hears_of_failure(const Operation& operation, const Setup& setup) {
-  return operation.how % 3 != 0 || fails_by_loss(operation, setup);
 }
 /// Whether the engine may refuse the operation, so that the plain run notes first whether it does.
 inline bool may_be_refused(Kind kind) {
