@@ -103,10 +103,11 @@ std::vector<std::string> exchange_words(const JobStore& store, const std::string
   return finding.words;
 }
 
-void keep_store_until_read(const JobStore& store, int rank, int world_size, const Deadline& deadline) {
+void keep_store_until_read(const JobStore& store, int rank, int world_size, const Deadline& deadline,
+                           const std::string& name) {
   try {
-    store.set(key_of("parted", rank), "", deadline);
-    if (rank == 0) store.await_all(keys_of_ranks("parted", 1, world_size), deadline);
+    store.set(key_of(name, rank), "", deadline);
+    if (rank == 0) store.await_all(keys_of_ranks(name, 1, world_size), deadline);
   } catch (const CommError&) {
     // Ignored, because the error that all ranks are about to throw matters more.
   }

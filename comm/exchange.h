@@ -18,7 +18,8 @@ std::vector<std::string> exchange_words(const JobStore& store, const std::string
 
 /// Call this before you throw an error that all ranks throw. Rank 0, which keeps the store, then waits until
 /// all other ranks have called this too, or until the deadline. So rank 0 does not end while the other ranks
-/// still read the store. Never throws.
-void keep_store_until_read(const JobStore& store, int rank, int world_size, const Deadline& deadline);
+/// still read the store. Never throws. `name`: another one for each call with one store.
+void keep_store_until_read(const JobStore& store, int rank, int world_size, const Deadline& deadline,
+                           const std::string& name = "parted");
 
 }  // namespace zerorun

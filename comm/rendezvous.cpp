@@ -125,6 +125,10 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
     }
     communicator = on_cuda ? make_gloo_communicator(environment, store, deadline)
                            : connect_on_cpu(environment, joined, deadline);
+    // Else, if the program on rank 0 ended at once, ranks that are still connecting would report a lost
+    // store. A rank that has ended is not waited for long.
+    const Deadline soon(std::min<std::chrono::milliseconds>(environment.timeout, std::chrono::seconds(4)));
+    keep_store_until_read(*store, environment.rank, environment.world_size, soon, "connected");
   }
   if (on_cuda) {
     const auto control = std::move(communicator);

@@ -43,6 +43,7 @@ def interrupts_at_any_time():
 
 def interrupts_on(ranks, where):
     """In the third step on these ranks: in backward, or before step(), in which the others then wait."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored if the tests run in a shell's background
     engine = make(3)
     for _ in range(2):
         step(engine)
