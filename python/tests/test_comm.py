@@ -40,3 +40,7 @@ def test_empty_variables_count_as_unset(monkeypatch):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_forked_child_ends(ranks):
     run("forked.py", ranks=ranks, timeout=60)
+
+
+def test_the_process_group_ends_with_the_program():
+    assert "initialized at the end: False" in run("ends.py", ranks=1)

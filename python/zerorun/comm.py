@@ -4,10 +4,13 @@ init_distributed() joins torch.distributed on a port of its own, since the job's
 works under `zerorun`, torchrun, mpirun, mpiexec and srun, and for one rank without any of them.
 """
 
+import atexit
 import ctypes
 import ipaddress
 import os
 import socket
+import sys
+import threading
 from datetime import timedelta
 
 import torch.distributed as _torch_distributed
@@ -18,6 +21,7 @@ from torch.distributed import (  # noqa: F401
 from ._core import UserError, variables_of_place
 
 _LOOPBACK = "127.0.0.1"
+_END_PATIENCE = 5.0  # seconds
 _store = None
 
 
@@ -116,6 +120,31 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
     _torch_distributed.init_process_group(_backend(dist_backend), store=_store, rank=own_rank, world_size=ranks,
                                           timeout=timeout)
     os.register_at_fork(after_in_child=_keep_what_the_parent_owns)
+    if _torch_distributed.get_backend() == "gloo":
+        _end_before_the_interpreter()
+
+
+def _end_before_the_interpreter():
+    """Ends the process group when the program has ended. Otherwise a thread of Gloo that frees a Python object after the
+    interpreter's end aborts the process. A thread ends the group, because a collective may be under way that never
+    completes; Python 3.12 starts no thread at the end."""
+    asked, done, owner = threading.Event(), threading.Event(), os.getpid()
+
+    def end():
+        asked.wait()
+        try:
+            _torch_distributed.destroy_process_group()
+        finally:
+            done.set()
+
+    def ask():
+        has_failed = hasattr(sys, "last_value")  # other ranks may wait for this one, whose end tells them
+        if os.getpid() == owner and is_initialized() and not has_failed:
+            asked.set()
+            done.wait(_END_PATIENCE)
+
+    threading.Thread(target=end, daemon=True).start()
+    atexit.register(ask)
 
 
 def _keep_what_the_parent_owns():

@@ -3,8 +3,6 @@
 import runpy
 import sys
 
-import torch
-
 program, *rest = sys.argv[1:]
 lists = [[]]
 for word in rest:
@@ -15,6 +13,3 @@ for word in rest:
 for arguments in lists:
     sys.argv = [program, *arguments]
     runpy.run_path(program, run_name="__main__")
-# Otherwise a thread of Gloo may end its work after the interpreter's end, which aborts the process.
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
