@@ -28,8 +28,8 @@ class Builder {
     if (open_.empty()) return root_ = std::move(value);
     Json& outer = *open_.back();
     if (outer.is_array()) return outer.emplace_back(std::move(value));
-    if constexpr (std::is_same_v<Json,
-                                 ordered_json>) {  // its operator[] compares the key with all earlier ones
+    if constexpr (std::is_same_v<Json, ordered_json>) {
+      // Its operator[] would compare the key with all earlier ones.
       return outer.template get_ref<ordered_json::object_t&>().emplace_back(key_, std::move(value)).second;
     } else {
       return outer[key_] = std::move(value);

@@ -34,8 +34,8 @@ checkpoint::StateRange bytes_at(const std::string& name, int64_t offset, int64_t
 
 ClientTensors read_client_file(checkpoint::FileSystem& files, const fs::path& path,
                                const checkpoint::StateFileFacts& facts) {
-  checkpoint::StateFileReader blocks(files, path,
-                                     facts);  // compares checksums, which SafetensorsReader does not know
+  // This reader compares the checksums, which SafetensorsReader does not know.
+  checkpoint::StateFileReader blocks(files, path, facts);
   const SafetensorsReader contents(path, files);
   std::vector<std::pair<uint64_t, std::string>> order;  // by place, so that each block is read once
   int64_t header_bytes = facts.bytes;

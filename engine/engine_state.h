@@ -36,8 +36,8 @@ struct Averaging {
 
 struct StepCounts {
   int64_t micro = 0;  // micro-steps since the last optimizer step
-  int64_t drops = 0;  // how often gradients have been dropped since then
-  /// Differs between ranks that have dropped gradients at other places. From 0 to 2^20 - 1; 0 without drops.
+  /// Where gradients have been dropped since then, as a number from 0 to 2^20 - 1; 0 without drops. It
+  /// differs between ranks that have dropped gradients at other places.
   int64_t drop_places = 0;
   int64_t global = 0;  // optimizer steps taken or skipped
   int64_t skipped = 0;

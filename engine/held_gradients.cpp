@@ -47,7 +47,6 @@ void EngineState::discard_gradients() {
 
 void EngineState::count_drop() {
   constexpr int64_t kPlaces = int64_t{1} << 20;  // squares are summed over ranks in 64 bits
-  ++counts.drops;
   counts.drop_places = (counts.drop_places * 31 + counts.micro + backwards + 1) % kPlaces;
 }
 

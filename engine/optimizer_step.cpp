@@ -23,9 +23,8 @@ void EngineState::measure() {
   }
   {
     StepTimer::Scope scope(timer, Phase::reduction);
-    counts.drops = 0;
     const auto notices = reducer.finish_window(
-        {.stop = termination_requested(), .drops = std::exchange(counts.drop_places, 0)});
+        {.stop = termination_requested(), .drop_places = std::exchange(counts.drop_places, 0)});
     should_stop = notices.stops > 0 || should_stop;
     if (!notices.same_drops) {
       discard_gradients();

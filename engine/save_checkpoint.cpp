@@ -44,9 +44,8 @@ std::string words_of(const EngineState& state, const fs::path& directory, const 
                      const CheckpointOptions& options) {
   return "\"" + tag + "\" in " + directory.string() + " behind step " + std::to_string(state.counts.global) +
          " and " + std::to_string(state.counts.micro) + " micro-steps" +
-         (state.counts.drops > 0
-              ? ", gradients dropped " + std::to_string(state.counts.drops) +
-                    " times (zero_grad()) at places " + std::to_string(state.counts.drop_places)
+         (state.counts.drop_places > 0
+              ? ", gradients dropped (zero_grad()) at places " + std::to_string(state.counts.drop_places)
               : "") +
          (options.exclude_frozen ? ", without frozen parameters" : "");
 }

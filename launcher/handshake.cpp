@@ -194,9 +194,8 @@ UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port
            ? "what listens there belongs to another job or another program; give all launchers of a job the "
              "same ZERORUN_JOB, --rdzv_id and port"
        : known
-           ? "a firewall between the hosts must let this port through, and --master_addr, --rdzv_endpoint or "
-             "the "
-             "hostfile must name an address that this host reaches"
+           ? "a firewall between the hosts must let this port through, and --master_addr, "
+             "--rdzv_endpoint or the hostfile must name an address that this host reaches"
            : "this host does not know the name: give an address of the first launcher's host that it knows"));
 }
 

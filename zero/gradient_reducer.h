@@ -95,11 +95,11 @@ struct WindowSoFar {
 /// What a rank tells the others at the end of a window.
 struct WindowNotice {
   bool stop = false;
-  int64_t drops = 0;  // where this rank has dropped gradients of the window, as a number below 2^20
+  int64_t drop_places = 0;  // where this rank has dropped gradients of the window, as a number below 2^20
 };
 struct WindowNotices {
   int64_t stops;    // how many ranks have passed `stop` as true
-  bool same_drops;  // whether all ranks have passed the same `drops`
+  bool same_drops;  // whether all ranks have passed the same `drop_places`
 };
 
 class GradientReducer final : public UseObserver {
@@ -259,7 +259,7 @@ class GradientReducer final : public UseObserver {
   Event consumed_;  // recorded when the last window's update has read the sums
   at::Tensor tally_;
   at::Tensor late_counts_;  // on the CPU: for each bucket the number of ranks with late gradients, then the
-                            // sums over ranks of the notices' `stop`, `drops`, and squares of `drops`
+                            // sums over ranks of the notices' `stop`, `drop_places`, and its squares
 
   /// Shared with the hooks. Points to null once the reducer is destroyed, because a hook may outlive it.
   std::shared_ptr<GradientReducer*> self_;

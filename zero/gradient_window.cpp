@@ -91,8 +91,8 @@ WindowNotices GradientReducer::finish_window(const WindowNotice& own) {
     late[bucket] = states_[bucket].late.memory.defined();
   int64_t* notices = late + states_.size();
   notices[0] = own.stop ? 1 : 0;
-  notices[1] = own.drops;
-  notices[2] = own.drops * own.drops;
+  notices[1] = own.drop_places;
+  notices[2] = own.drop_places * own.drop_places;
   auto agreement = communicator_->all_reduce(late_counts_, "who has late gradients");
   finish_reduction();
   agreement->wait();

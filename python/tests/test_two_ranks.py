@@ -5,7 +5,7 @@ from launch import run
 
 CASES = {
     "gan.py": [("1", "module"), ("2", "optimizer"), ("3", "module"), ("3", "frozen")],
-    "refused_save.py": [("2",)],
+    "refused_save.py": [("2",), ("3",)],
     "resized_embeddings.py": [("2",), ("3",)],
 }
 

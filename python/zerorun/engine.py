@@ -269,13 +269,13 @@ class Engine(Facts, torch.nn.Module):
     def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False,
                         asynchronous=False, keep_last=0):
         """A collective, to be called between step() and the next backward(). Returns True. `client_state`: a dict of numbers,
-        text, bytes, lists, tuples, sets, dicts, tensors and numpy arrays; that of rank 0 is saved."""
-        text, tensors, failure = "{}", {}, None
+        text, bytes, lists, tuples, sets, dicts, tensors and numpy arrays; that of rank 0 is saved, and all ranks must be able to
+        keep theirs."""
+        failure = None
         try:
             if self.optimizer is not None:
                 self.optimizer.push()
-            if self.global_rank == 0:
-                text, tensors = states.write(self._state_to_save(client_state))
+            text, tensors = states.write(self._state_to_save(client_state))  # gathers parameters of the engine
         except Exception as error:  # the other ranks must not wait for this one
             failure = error
         try:

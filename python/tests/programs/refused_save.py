@@ -1,26 +1,31 @@
-"""What one rank alone cannot save is refused on all ranks, and training goes on. refused_save.py STAGE"""
+"""What one rank alone cannot save is refused on all ranks, and training goes on; parameters of the engine are gathered.
+refused_save.py STAGE"""
 
+import os
 import sys
 import tempfile
 
+import torch
 import torch.distributed as dist
 
 import zerorun
-from small import loss_of, make, step
+from small import make, step
 
-stage = int(sys.argv[1])
-engine = make(stage)
+os.environ["ZERORUN_COMM"] = "gloo"  # over shared memory no rank needs the others to read a parameter
+engine = make(int(sys.argv[1]))
 step(engine)
 folders = [tempfile.mkdtemp() if engine.global_rank == 0 else None]
 dist.broadcast_object_list(folders)
-client_state = {"args": object()}
-try:
-    engine.save_checkpoint(folders[0], client_state=client_state if engine.global_rank == 0 else None)
-    raise AssertionError("an object was saved")
-except zerorun.UserError as error:
-    assert "client_state['args']" in str(error), error
-step(engine)
-# Only rank 0's is saved.
-engine.save_checkpoint(folders[0], client_state={"step": 2} if engine.global_rank == 0 else client_state)
-assert engine.load_checkpoint(folders[0])[1]["step"] == 2
+for rank in range(2):
+    try:
+        engine.save_checkpoint(folders[0], client_state={"args": object()} if engine.global_rank == rank else None)
+        raise AssertionError("an object was saved")
+    except zerorun.UserError as error:
+        assert "client_state['args']" in str(error), error
+    step(engine)
+weight = engine.module[0].weight
+engine.save_checkpoint(folders[0], client_state={"weight": weight})
+with zerorun.zero.GatheredParameters([weight]):
+    expected = weight.detach().clone()
+assert torch.equal(engine.load_checkpoint(folders[0])[1]["weight"], expected)
 print("PASS", flush=True)
