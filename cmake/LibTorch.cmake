@@ -45,6 +45,7 @@ else()
     message(WARNING "LibTorch ${ZERORUN_TORCH_VERSION} in TORCH_DIR=${TORCH_DIR} is newer than ${ZERORUN_TORCH_NEWEST}, the newest that "
                     "ZeroRun has been tested with. Run all tests (scripts/test --all) before you rely on it")
   endif()
+  file(WRITE ${CMAKE_BINARY_DIR}/torch_version "${ZERORUN_TORCH_MINOR}\n")  # for scripts/gpu_check
 endif()
 
 find_package(Threads REQUIRED)
