@@ -19,9 +19,13 @@
 #include "comm/shared_memory_communicator.h"
 #include "comm/store.h"
 #include "comm/thread_communicator.h"
+#include "device/running_torch.h"
 
 namespace zerorun {
 namespace {
+
+// Before main(): a program uses LibTorch before it connects. This file is part of every program that does.
+[[maybe_unused]] const bool fits = require_running_torch();
 
 // Returns why this process cannot train on GPUs; empty if it can. Sets `gpus` to the number of GPUs that the
 // driver reports.
