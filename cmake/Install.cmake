@@ -1,5 +1,6 @@
 # Rules for cmake --install: headers, libraries, the launcher, and the package for find_package(ZeroRun).
-# LibTorch is not copied: the package uses the LibTorch that ZeroRun was built with, or -DTORCH_DIR=FOLDER.
+# LibTorch is not copied: the package uses the LibTorch that ZeroRun was built with, or -DTORCH_DIR=FOLDER with one of the same
+# minor version.
 #
 # Users include the headers include/zerorun/*.h. These include headers of other folders, which are installed in
 # include/zerorun/internal.

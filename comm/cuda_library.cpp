@@ -90,9 +90,9 @@ std::string explain_load_failure(const std::string& linkers_words) {
   }
   const std::string library = std::filesystem::path(linkers_words.substr(0, missing)).filename();
   if (is_of_torch_wheel(library)) {
-    return failure +
-           "pip install torch==" TORCH_VERSION
-           " in an environment, activate it and run scripts/build again (pip installs NVIDIA's libraries "
+    return failure + "pip install 'torch==" + std::to_string(TORCH_VERSION_MAJOR) + "." +
+           std::to_string(TORCH_VERSION_MINOR) +
+           ".*' in an environment, activate it and run scripts/build again (pip installs NVIDIA's libraries "
            "with it), or "
            "add the folder of " +
            library + " to LD_LIBRARY_PATH";

@@ -19,6 +19,7 @@
 #include "comm/shared_memory_communicator.h"
 #include "comm/store.h"
 #include "comm/thread_communicator.h"
+#include "device/running_torch.h"
 
 namespace zerorun {
 namespace {
@@ -103,6 +104,7 @@ std::shared_ptr<Communicator> connect_on_cpu(const Environment& environment, con
 }  // namespace
 
 std::shared_ptr<Communicator> connect(const Environment& environment) {
+  check_running_torch();
   c10::initLogging();  // reads TORCH_CPP_LOG_LEVEL; otherwise only Python's torch does
   bool on_cuda = wants_cuda(environment);
   StorePointer store;

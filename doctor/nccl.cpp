@@ -11,7 +11,6 @@ namespace zerorun::doctor {
 namespace {
 
 constexpr char kName[] = "libnccl.so.2";
-constexpr int kNeeded = 22800;      // LibTorch 2.11 is built for NCCL 2.28
 constexpr int kSharesGpus = 23000;  // from 2.30 on, several ranks may use one GPU
 
 std::vector<std::string> candidates() {
@@ -51,18 +50,24 @@ Nccl read_nccl() {
   return nccl;  // stays loaded: NCCL does not support being unloaded
 }
 
-Finding judge_nccl(const Nccl& nccl) {
-  const std::string remedy =
-      "pip install torch==2.11.0 in an environment and activate it: that brings NCCL 2.28.9";
+TorchsNccl torchs_nccl() {
+  return {ZERORUN_TORCH_MINOR, ZERORUN_TORCH_NCCL};
+}
+
+Finding judge_nccl(const Nccl& nccl, const TorchsNccl& torchs) {
+  const int needed = torchs.version / 100 * 100;
+  const std::string remedy = "pip install 'torch==" + torchs.torch +
+                             ".*' in an environment and activate it: that brings NCCL " +
+                             text_of(torchs.version);
   if (nccl.file.empty()) {
     return {Verdict::note, "NCCL", "none in the linker's search path or in the active environment",
             "ranks still find one beside LibTorch; else " + remedy};
   }
   if (nccl.version == 0) return {Verdict::problem, "NCCL", nccl.file + " does not say its version", remedy};
   const std::string text = text_of(nccl.version) + ", " + nccl.file;
-  if (nccl.version < kNeeded)
-    return {Verdict::problem, "NCCL", text + ": LibTorch 2.11 needs " + text_of(kNeeded) + " or later",
-            remedy};
+  if (nccl.version < needed)
+    return {Verdict::problem, "NCCL",
+            text + ": LibTorch " + torchs.torch + " needs " + text_of(needed) + " or later", remedy};
   return {Verdict::ok, "NCCL",
           text + (nccl.version < kSharesGpus ? ", needs a GPU for each rank" : ", ranks may share GPUs")};
 }

@@ -16,6 +16,15 @@ struct Nccl {
 /// pip has installed into the active virtual environment. Loads it, which does not need a GPU.
 Nccl read_nccl();
 
-Finding judge_nccl(const Nccl& nccl);
+// A LibTorch, and the NCCL that its wheels bring.
+struct TorchsNccl {
+  std::string torch;  // "2.15"
+  int version;
+};
+
+// That of the LibTorch that ZeroRun is built for.
+TorchsNccl torchs_nccl();
+
+Finding judge_nccl(const Nccl& nccl, const TorchsNccl& torchs = torchs_nccl());
 
 }  // namespace zerorun::doctor

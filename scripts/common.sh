@@ -3,6 +3,49 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
+# The version of LibTorch that scripts/setup installs if no other is chosen.
+default_torch=2.11
+
+# use_torch VERSION: lets this script and those that it calls use LibTorch VERSION (such as 2.15), whatever the checkout uses
+# otherwise, in folders of its own: build-torch2.15, .deps/python-torch2.15.
+use_torch() {
+  require_torch_version "$1"
+  export ZERORUN_USE_TORCH=$1
+  set_torch_names
+}
+
+# Sets torch_suffix, which the names of those folders end with, and torch_dir_file, in which scripts/setup names the folder
+# of LibTorch.
+set_torch_names() {
+  torch_suffix=${ZERORUN_USE_TORCH:+-torch$ZERORUN_USE_TORCH}
+  torch_dir_file=$root/.deps/torch_dir$torch_suffix
+}
+set_torch_names
+
+# The file with the wheels of LibTorch VERSION and their hashes.
+torch_requirements_of() { echo "$root/scripts/libtorch-requirements-$1.txt"; }
+
+require_torch_version() {
+  [[ -f $(torch_requirements_of "$1") ]] || fail "LibTorch '$1' is not one of those that scripts/setup installs:" \
+    "$(supported_torch). Give one of these, or set TORCH_DIR to the folder of another"
+}
+supported_torch() {
+  local file
+  for file in "$root"/scripts/libtorch-requirements-*.txt; do
+    file=${file##*-}
+    printf '%s ' "${file%.txt}"
+  done | sed 's/ $//'
+}
+
+# version_of_torch FOLDER: prints the version of the LibTorch in FOLDER, such as 2.15.0, or nothing if there is none.
+version_of_torch() {
+  [[ -f $1/lib/libtorch_cpu.so && -f $1/include/torch/headeronly/version.h ]] || return 0
+  sed -n 's/^ *"\([0-9.]*\).*/\1/p' "$1/include/torch/headeronly/version.h"
+}
+
+# torch_minor_of FOLDER: likewise its minor version, such as 2.15.
+torch_minor_of() { version_of_torch "$1" | cut -d . -f 1,2; }
+
 # say TEXT: prints a progress line, one per step of a script.
 say() { printf '== %s\n' "$*"; }
 

@@ -1,6 +1,7 @@
 #include "zero/copy_watch.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <string>
 
@@ -8,10 +9,20 @@
 
 namespace zerorun {
 
+namespace {
+
+// Whether autograd sees the operators of this thread, and so keeps what backward needs of them.
+bool autograd_records() {
+  return c10::GradMode::is_enabled() &&
+         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradCPU);
+}
+
+}  // namespace
+
 CopyWatch::CopyWatch() : to_copy_(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "")) {}
 
 void CopyWatch::note(const c10::OperatorHandle& op, std::span<const Touched> touched) {
-  if (done_ || !(op == to_copy_) || !c10::GradMode::is_enabled()) return;
+  if (done_ || !(op == to_copy_) || !autograd_records()) return;
   for (const Touched& item : touched) bytes_ += static_cast<int64_t>(item.tensor->nbytes());
 }
 

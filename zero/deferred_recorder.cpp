@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DefaultDtype.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 
 #include <algorithm>
 #include <map>
@@ -194,6 +195,18 @@ torch::jit::Stack replace_tensors(const torch::jit::Stack& values, StandIn stand
 
 at::Tensor zeros_for_deferred(const at::Tensor& tensor) {
   return deferred_owner_of(tensor) ? allocate_like(tensor) : tensor;
+}
+
+// Throws if autograd, which does not see recorded operators, would refuse the operator: a leaf that requires
+// a gradient may not be changed in place.
+void check_leaves(const std::vector<TapeSlot>& deferred, const torch::jit::Stack& values,
+                  bool differentiable) {
+  for (const TapeSlot& slot : deferred) {
+    const c10::IValue& value = values[slot.index];
+    if (!slot.written) continue;
+    torch::autograd::check_inplace(slot.item ? value.toListRef()[*slot.item].toTensor() : value.toTensor(),
+                                   differentiable);
+  }
 }
 
 // Throws if the trial run of an operator had effects that the tape cannot record.
@@ -391,6 +404,7 @@ void DeferredRecorder::record_deferred(const c10::OperatorHandle& op, const Argu
            "Python: torch.no_grad())");
   }
   if (seen.writes_real) refuse(op, "it would write them to a tensor that has memory");
+  check_leaves(seen.deferred, seen.values, seen.differentiable);
 
   InterceptionPause pause;
   TapeOperator entry = new_entry(op, seen);

@@ -2,7 +2,6 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
-#include <torch/version.h>
 
 #include <algorithm>
 #include <map>
@@ -11,16 +10,13 @@
 #include <string>
 
 #include "base/error.h"
-
-// Later versions of LibTorch use the dispatch key Fake themselves.
-static_assert(
-    TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
-    "zero/interception.cpp is written for LibTorch 2.11: check what uses DispatchKey::Fake in this version");
+#include "zero/operator_traits.h"
 
 namespace zerorun {
 namespace {
 
-constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
+// In LibTorch 2.11 to 2.15 no backend, alias or kernel has this key.
+constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 
 // Gives access to StorageImpl's private throw-on-access flag, which no public function clears. An explicit
 // instantiation of a template may name a private member.
@@ -120,26 +116,6 @@ void run_entered(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch
   }
 }
 
-void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  TouchedList touched;
-  collect(touched, op, *stack);
-  OperatorRecorder* recorder = current_recorder;
-  bool writes = false;  // to a tensor of `recorder`, which therefore records the operator
-  for (const Touched& item : touched) {
-    if (!item.owner->recorder || writes) continue;
-    recorder = item.owner->recorder;
-    writes = item.written;
-  }
-  if (recorder) {
-    recorder->record(op, below, stack);
-  } else if (touched.empty()) {
-    op.redispatchBoxed(below, stack);
-  } else {
-    run_entered(op, below, stack, touched);
-  }
-}
-
 // Whether the operator reads only sizes, strides and types. It does if its schema says that it returns a
 // view, or if it is one of the operators named below.
 bool touches_no_memory(const c10::FunctionSchema& schema) {
@@ -158,14 +134,41 @@ bool touches_no_memory(const c10::FunctionSchema& schema) {
          std::find(std::begin(metadata_only), std::end(metadata_only), name) != std::end(metadata_only);
 }
 
-// With cuDNN these operators read the storages of weights directly, so the fallback must see the operators.
-// But LibTorch would decompose them at the autograd keys, which come before the fallback's key. So they skip
-// the autograd keys and reach the fallback undecomposed. The operators that they call afterwards go through
-// autograd as usual.
+// With cuDNN these operators read the storages of weights directly. So the fallback must see the whole
+// operator, although it calls others.
 bool reads_storages(const std::string& name) {
   static constexpr std::string_view recurrent[] = {"aten::lstm", "aten::gru", "aten::rnn_tanh",
                                                    "aten::rnn_relu"};
   return std::find(std::begin(recurrent), std::end(recurrent), name) != std::end(recurrent);
+}
+
+bool needs_no_memory_itself(const c10::OperatorHandle& op) {
+  return touches_no_memory(op.schema()) ||
+         (only_calls_others(op) && !reads_storages(op.operator_name().name));
+}
+
+void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+  if (needs_no_memory_itself(op)) {  // and was defined after install_interception()
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  TouchedList touched;
+  collect(touched, op, *stack);
+  OperatorRecorder* recorder = current_recorder;
+  bool writes = false;  // to a tensor of `recorder`, which therefore records the operator
+  for (const Touched& item : touched) {
+    if (!item.owner->recorder || writes) continue;
+    recorder = item.owner->recorder;
+    writes = item.written;
+  }
+  if (recorder) {
+    recorder->record(op, below, stack);
+  } else if (touched.empty()) {
+    op.redispatchBoxed(below, stack);
+  } else {
+    run_entered(op, below, stack, touched);
+  }
 }
 
 }  // namespace
@@ -185,24 +188,17 @@ void install_interception() {
     }
     // The registrations end when these objects are destroyed. The process needs the registrations until it
     // exits, so the objects are never destroyed.
-    static auto& libraries = *new std::map<std::pair<std::string, c10::DispatchKey>, torch::Library>;
-    auto library = [](const std::string& name, c10::DispatchKey key) -> torch::Library& {
-      return libraries
-          .try_emplace({name, key}, torch::Library::IMPL, name, std::optional(key), __FILE__, __LINE__)
+    static auto& libraries = *new std::map<std::string, torch::Library>;
+    auto library = [](const std::string& name) -> torch::Library& {
+      return libraries.try_emplace(name, torch::Library::IMPL, name, std::optional(kKey), __FILE__, __LINE__)
           .first->second;
     };
-    library("_", kKey).fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
+    library("_").fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
       const auto op = c10::Dispatcher::singleton().findSchema(name);
-      if (!op) continue;
-      auto pass_by = [&](c10::DispatchKey key) {
-        library(name.name.substr(0, name.name.find("::")), key)
-            .impl(c10::toString(name).c_str(), torch::CppFunction::makeFallthrough());
-      };
-      if (touches_no_memory(op->schema())) pass_by(kKey);
-      if (!reads_storages(name.name)) continue;
-      pass_by(c10::DispatchKey::AutogradCPU);
-      pass_by(c10::DispatchKey::AutogradCUDA);
+      if (!op || !needs_no_memory_itself(*op)) continue;
+      library(name.name.substr(0, name.name.find("::")))
+          .impl(c10::toString(name).c_str(), torch::CppFunction::makeFallthrough());
     }
   });
 }

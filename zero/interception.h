@@ -1,8 +1,9 @@
 // Intercepts operators that touch a parameter, without changes to the model. Only interception.cpp knows the
-// dispatch key. A marked tensor carries the key Fake, which LibTorch reserves for code outside of LibTorch
-// and dispatches after the autograd keys and before the backend keys. Views inherit the key; results and
-// gradients do not. A boxed fallback on that key sees exactly the operators that touch marked tensors,
-// forward and backward, on any thread. View operators bypass the fallback, since they touch no memory.
+// dispatch key. A marked tensor carries the key DeferredInit, which LibTorch has for code outside of LibTorch
+// and dispatches before autograd and autocast. Views inherit the key; results and gradients do not. A boxed
+// fallback on that key sees exactly the operators that touch marked tensors, forward and backward, on any
+// thread. View operators bypass the fallback, since they touch no memory, and so do operators that only call
+// others, which are intercepted instead.
 //
 // [Note: throw on access] A storage without memory throws a clear error on any access that is not an
 // operator.

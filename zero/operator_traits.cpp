@@ -7,6 +7,12 @@
 
 namespace zerorun {
 
+bool only_calls_others(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
+
 bool decomposes(const c10::OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||

@@ -1,5 +1,5 @@
-// Properties of operators that DeferredRecorder needs. They are derived from the operator's schema, tags and
-// kernels if LibTorch states them there, else from its name. Pure functions; any thread.
+// Properties of operators, for the interception and DeferredRecorder. They are derived from the operator's
+// schema, tags and kernels if LibTorch states them there, else from its name. Pure functions; any thread.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -8,7 +8,9 @@
 
 namespace zerorun {
 
-/// Whether the operator only calls other operators, which are then intercepted and recorded one by one.
+/// Whether the operator only calls other operators, before autograd sees it, on every device.
+bool only_calls_others(const c10::OperatorHandle& op);
+/// Whether DeferredRecorder records the operators that this one calls instead.
 bool decomposes(const c10::OperatorHandle& op);
 
 /// Whether the operator draws random numbers.

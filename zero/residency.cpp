@@ -87,8 +87,8 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     std::sort(passing.begin(), passing.end());
     is_new_use = !std::ranges::equal(passing, current_);
     if (is_new_use) note_use({op, touched}, passing);
-    escaped_copies_.note(op, touched);
   }
+  if (!passing.empty()) escaped_copies_.note(op, touched);
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);

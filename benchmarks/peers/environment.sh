@@ -31,12 +31,14 @@ require_program() {
   done
 }
 
-# install_zerorun: installs the newest wheel of scripts/wheel for the current environment's Python into it.
+# install_zerorun: installs the newest wheel of scripts/wheel for the current environment's Python and torch into it.
 install_zerorun() {
-  local tag wheel log=$root/.deps/peers_wheel.log
+  local tag torch wheel log=$root/.deps/peers_wheel.log
   tag=$(python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-  wheel=("$root"/dist/zerorun-*-"$tag"-*.whl)
-  [[ -f ${wheel[0]} ]] || fail "there is no wheel for ${tag} in dist/: run scripts/wheel --python $(command -v python)"
+  torch=$(pip list --format freeze 2>"$log" | sed -n 's/^torch==\([0-9]*\.[0-9]*\).*/\1/p')
+  wheel=("$root"/dist/zerorun-*"+torch$torch-$tag"-*.whl)
+  [[ -f ${wheel[0]} ]] || fail "there is no wheel for ${tag} and torch $torch in dist/: run" \
+    "scripts/wheel --python $(command -v python) --torch $torch"
   pip install --no-deps --force-reinstall --no-input --disable-pip-version-check --progress-bar off "${wheel[0]}" \
     >"$log" 2>&1 </dev/null || fail_with_pips_reason 'the wheel' "$log"
 }

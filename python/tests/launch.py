@@ -8,6 +8,7 @@ import sys
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 SOURCE = pathlib.Path(__file__).parents[2]
+BUILD = pathlib.Path(os.environ.get("ZERORUN_BUILD", SOURCE / "build"))  # scripts/test_python
 
 
 def environment(**more):

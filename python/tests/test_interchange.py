@@ -7,9 +7,9 @@ import pathlib
 import subprocess
 
 import pytest
-from launch import SOURCE, environment, launcher, run
+from launch import BUILD, environment, launcher, run
 
-GPT2 = SOURCE / "build/bin/gpt2"
+GPT2 = BUILD / "bin/gpt2"
 TEXT = pathlib.Path("/usr/share/common-licenses/GPL-3")
 
 pytestmark = pytest.mark.skipif(not GPT2.exists(), reason="build/bin/gpt2 is not built: scripts/build release gpt2")

@@ -24,11 +24,11 @@ def use_nccl(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "cpu:gloo,cuda:nccl")
 
 
-def test_importing_sets_them():
+def test_importing_sets_them(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
     code = f"import os, zerorun; print(os.environ[{ORDER!r}], os.environ[{SHARED!r}])"
-    done = subprocess.run([sys.executable, "-P", "-W", "error::RuntimeWarning", "-c", code], env={**environment, SHARED: "0"},
-                          check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", code], env={**environment, SHARED: "0"},
+                          cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True)
     assert done.stdout == "1 0\n"
 
 

@@ -10,11 +10,11 @@ import subprocess
 import pytest
 import zerorun
 from deepspeed_programs import CASES, WRONG_IN_DEEPSPEED, distance, for_zerorun, plain_losses
-from launch import PROGRAMS, SOURCE, environment, launcher, run
+from launch import BUILD, PROGRAMS, SOURCE, environment, launcher, run
 
 RECORDED = json.loads((pathlib.Path(__file__).parent / "data/deepspeed_losses.json").read_text())["runs"]
 LAUNCHERS = {"plain_loop.py": "zerorun", "lora_loop.py": "torchrun"}
-GPT2 = SOURCE / "build/bin/gpt2"
+GPT2 = BUILD / "bin/gpt2"
 ENGINE = {"class": "zerorun.engine.Engine", "file": zerorun.engine.__file__, "version": zerorun.__version__}
 plain_losses = functools.cache(plain_losses)
 

@@ -1,5 +1,8 @@
 """Each kind of bad input gives one Python exception that names the remedy. The engine stays usable where that is possible."""
 
+import importlib.metadata
+import sys
+
 import pytest
 import torch
 import zerorun
@@ -17,13 +20,24 @@ def initialize(model=None, conf=None, **more):
 
 
 def test_another_torch():
-    with pytest.raises(ImportError, match=r"pip install torch==2\.11\.0"):
+    built_for = ".".join(torch.__version__.split(".")[:2])
+    tag = "cp%d%d" % sys.version_info[:2]
+    with pytest.raises(ImportError, match=rf"built for torch {built_for}, found torch 2\.10\.0\+cpu.*zerorun-[0-9.]*\+torch2\.10-{tag}-"
+                       rf".*--torch 2\.10.*pip install 'torch=={built_for}\.\*'"):
         _check.check_torch("2.10.0+cpu", True)
     with pytest.raises(ImportError, match="ABI"):
-        _check.check_torch("2.11.0", False)
+        _check.check_torch(built_for + ".0", False)
     with pytest.raises(ImportError, match="dispatch key"):
         _check.check_key(False)
-    _check.check_torch("2.11.0+cu130", True)
+    for patch in (".0+cu130", ".1", ".17+cpu"):
+        _check.check_torch(built_for + patch, True)
+
+
+def test_what_pip_is_told():
+    built_for = ".".join(torch.__version__.split(".")[:2])
+    metadata = importlib.metadata.metadata("zerorun")
+    assert metadata["Version"] == f"{zerorun.__version__}+torch{built_for}"
+    assert metadata.get_all("Requires-Dist") == [f"torch=={built_for}.*"]
 
 
 def test_models():

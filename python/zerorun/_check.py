@@ -1,18 +1,26 @@
 """Checks that the installed torch fits this build, before anything else is imported. Each error names the remedy."""
 
 import os
+import sys
 
-TORCH_VERSION = "2.11.0"
+from ._built_for import TORCH, VERSION
+
+
+def _file_for(torch):
+    """The name of the wheel of this zerorun for this Python and a version of torch."""
+    tag = "cp%d%d" % sys.version_info[:2]
+    return f"zerorun-{VERSION}+torch{torch}-{tag}-{tag}-*.whl"
 
 
 def check_torch(version, has_new_abi):
-    found = version.split("+")[0]
-    if found != TORCH_VERSION:
+    found = ".".join(version.split("+")[0].split(".")[:2])
+    if found != TORCH:
         raise ImportError(
-            f"zerorun is built for torch {TORCH_VERSION}, found torch {version}: pip install torch=={TORCH_VERSION}")
+            f"this zerorun is built for torch {TORCH}, found torch {version}: install the file for it, {_file_for(found)} "
+            f"(scripts/wheel --torch {found} builds it), or pip install 'torch=={TORCH}.*'")
     if not has_new_abi:
         raise ImportError(
-            f"this torch {version} is built with the old ABI of libstdc++: install PyPI's, pip install torch=={TORCH_VERSION}")
+            f"this torch {version} is built with the old ABI of libstdc++: install PyPI's, pip install 'torch=={TORCH}.*'")
 
 
 def check_key(is_free):
@@ -26,7 +34,7 @@ def load_core():
     try:
         import torch
     except ImportError as error:
-        raise ImportError(f"zerorun needs torch: pip install torch=={TORCH_VERSION} ({error})") from error
+        raise ImportError(f"zerorun needs torch: pip install 'torch=={TORCH}.*' ({error})") from error
     check_torch(torch.__version__, torch.compiled_with_cxx11_abi())
     try:
         from . import _core
@@ -34,6 +42,6 @@ def load_core():
         folder = os.path.dirname(torch.__file__)
         raise ImportError(
             f"zerorun's extension does not load beside the torch in {folder}: install both into one environment, "
-            f"pip install zerorun torch=={TORCH_VERSION} ({error})") from error
+            f"pip install {_file_for(TORCH)} 'torch=={TORCH}.*' ({error})") from error
     check_key(_core.key_is_free())
     return _core

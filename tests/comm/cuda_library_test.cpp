@@ -116,12 +116,14 @@ TEST_CASE("cuda library: the error of a failed load names the library that is mi
       explain_load_failure("libzerorun_cuda.so: cannot open shared object file: No such file or directory"),
       StartsWith("cannot load the CUDA part of ZeroRun: libzerorun_cuda.so: cannot open") &&
           Contains("build ZeroRun on a machine with the CUDA toolkit") && Contains("ZERORUN_CUDA_LIBRARY"));
+  const std::string built_for =
+      std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
   for (const std::string library : {"libtorch_nvshmem.so", "libc10_cuda.so", "libnccl.so.2", "libcudnn.so.9",
                                     "libcublas.so.13", "libcufile.so.0", "libnvshmem_host.so.3"}) {
-    CHECK_THAT(
-        explain_load_failure(library + ": cannot open shared object file: No such file or directory"),
-        Contains("pip install torch==2.11.0 in an environment, activate it and run scripts/build again") &&
-            Contains("add the folder of " + library + " to LD_LIBRARY_PATH"));
+    CHECK_THAT(explain_load_failure(library + ": cannot open shared object file: No such file or directory"),
+               Contains("pip install 'torch==" + built_for +
+                        ".*' in an environment, activate it and run scripts/build again") &&
+                   Contains("add the folder of " + library + " to LD_LIBRARY_PATH"));
   }
   // The driver and other packages install these.
   for (const std::string library : {"libnvidia-ml.so.1", "libcuda.so.1", "libhwloc.so.15"}) {

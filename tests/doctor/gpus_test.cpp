@@ -257,9 +257,17 @@ TEST_CASE("GPUs: problems of the driver with their remedies") {
 }
 
 TEST_CASE("GPUs: which NCCL ranks find") {
-  CHECK(judge_nccl({"/env/libnccl.so.2", 22809}).verdict == Verdict::ok);
-  CHECK_THAT(judge_nccl({"/env/libnccl.so.2", 22809}).text,
+  const TorchsNccl older{"2.11", 22809};
+  CHECK(judge_nccl({"/env/libnccl.so.2", 22809}, older).verdict == Verdict::ok);
+  CHECK_THAT(judge_nccl({"/env/libnccl.so.2", 22809}, older).text,
              Contains("2.28.9, /env/libnccl.so.2") && Contains("a GPU for each rank"));
+  const Finding too_old = judge_nccl({"/env/libnccl.so.2", 22809}, {"2.15", 23007});
+  CHECK(too_old.verdict == Verdict::problem);
+  CHECK_THAT(too_old.text, Contains("LibTorch 2.15 needs 2.30.0 or later"));
+  CHECK_THAT(too_old.remedy, Contains("pip install 'torch==2.15.*'") && Contains("NCCL 2.30.7"));
+  const TorchsNccl own = torchs_nccl();
+  CHECK(judge_nccl({"/env/libnccl.so.2", own.version}).verdict == Verdict::ok);
+  CHECK(judge_nccl({"/env/libnccl.so.2", own.version - own.version % 100 - 1}).verdict == Verdict::problem);
   CHECK_THAT(judge_nccl({"/env/libnccl.so.2", 23007}).text, Contains("2.30.7") && Contains("may share"));
   CHECK(judge_nccl({"/usr/lib/libnccl.so.2", 22703}).verdict == Verdict::problem);
   CHECK(judge_nccl({"/usr/lib/libnccl.so.2", 0}).verdict == Verdict::problem);

@@ -319,7 +319,6 @@ TEST_CASE("The dispatch key is free in this version of LibTorch, and is taken on
   install_interception();
   CHECK_FALSE(interception_key_is_free());
   CHECK_NOTHROW(install_interception());
-  CHECK(std::string(TORCH_VERSION).starts_with("2.11."));
 }
 
 }  // namespace zerorun::testing

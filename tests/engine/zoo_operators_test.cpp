@@ -1,6 +1,7 @@
 // Tests many kinds of operators, and modes of LibTorch, with parameters released as early as possible. The
 // bits must be those of the same module without the engine.
 #include <ATen/autocast_mode.h>
+#include <torch/library.h>
 
 #include <catch2/catch.hpp>
 
@@ -18,7 +19,105 @@ at::Tensor regular(const at::Tensor& parameter) {
   return parameter + 5 * torch::eye(parameter.size(0));
 }
 
+// An operator that reads the memory of its operands by pointers, differentiable by a function of its own.
+at::Tensor scaled_rows(const at::Tensor& rows, const at::Tensor& factors) {
+  at::Tensor result = at::empty_like(rows);
+  const int64_t columns = rows.size(1);
+  for (int64_t i = 0; i < rows.numel(); ++i) {
+    result.mutable_data_ptr<float>()[i] =
+        rows.const_data_ptr<float>()[i] * factors.const_data_ptr<float>()[i / columns];
+  }
+  return result;
+}
+
+at::Tensor call_scaled_rows(const at::Tensor& rows, const at::Tensor& factors) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("zerorun_test::scaled_rows", "")
+                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
+  return op.call(rows, factors);
+}
+
+struct ScaledRows : torch::autograd::Function<ScaledRows> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& rows,
+                            const at::Tensor& factors) {
+    context->save_for_backward({rows, factors});
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return call_scaled_rows(rows, factors);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0] * saved[1].unsqueeze(1), (gradients[0] * saved[0]).sum(1)};
+  }
+};
+
+at::Tensor differentiable_scaled_rows(const at::Tensor& rows, const at::Tensor& factors) {
+  return ScaledRows::apply(rows, factors);
+}
+
+at::Tensor scaled_twice(const at::Tensor& rows, const at::Tensor& factors) {
+  return call_scaled_rows(call_scaled_rows(rows, factors), at::sin(factors));
+}
+
+// Defines the operators once, while the first engine of a test already lives.
+void define_operators() {
+  static auto& library = *new torch::Library(torch::Library::DEF, "zerorun_test", {}, __FILE__, __LINE__);
+  static std::once_flag once;
+  std::call_once(once, [] {
+    library.def("scaled_rows(Tensor rows, Tensor factors) -> Tensor");
+    library.impl("scaled_rows", torch::dispatch(c10::DispatchKey::CPU, &scaled_rows));
+    library.impl("scaled_rows", torch::dispatch(c10::DispatchKey::Autograd, &differentiable_scaled_rows));
+    library.def("scaled_twice", &scaled_twice);
+  });
+}
+
 }  // namespace
+
+TEST_CASE("Operators that the program defines after the engine was made") {
+  check_beside_plain("a kernel, and an operator that calls it", [](Built& built) {
+    const at::Tensor rows = built.add_parameter("rows", {4, 6});
+    const at::Tensor factors = built.add_parameter("factors", {4});
+    return [=](int i) {
+      define_operators();
+      static const auto twice = c10::Dispatcher::singleton()
+                                    .findSchemaOrThrow("zerorun_test::scaled_twice", "")
+                                    .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
+      return call_scaled_rows(rows, factors + 1) + twice.call(values({4, 6}, i), factors);
+    };
+  });
+}
+
+TEST_CASE("Operands of other layouts: MKLDNN, nested, quantised, sparse in rows") {
+  check_beside_plain("a product with an MKLDNN tensor", [](Built& built) {
+    auto linear = built.add("linear", Linear(8, 6));
+    return [=](int i) mutable {
+      return at::linear(values({3, 8}, i).to_mkldnn(), linear->weight, linear->bias).to_dense();
+    };
+  });
+  check_beside_plain("a product with a nested tensor", [](Built& built) {
+    auto linear = built.add("linear", Linear(8, 6));
+    return [=](int i) mutable {
+      const at::Tensor nested =
+          at::_nested_tensor_from_tensor_list({values({2, 8}, i), values({3, 8}, i + 9)});
+      return at::nested_to_padded_tensor(at::linear(nested, linear->weight, linear->bias), 0.5);
+    };
+  });
+  check_beside_plain("quantised weights", [](Built& built) {
+    const at::Tensor a = built.add_parameter("a", {6, 8});
+    return [=](int i) {
+      const at::Tensor fake = at::fake_quantize_per_tensor_affine(a, 0.05, 8, 0, 255);
+      const at::Tensor real = at::quantize_per_tensor(a.detach(), 0.05, 8, at::kQUInt8).dequantize();
+      return values({3, 8}, i).matmul((fake + real).t());
+    };
+  });
+  check_beside_plain("a sparse matrix of compressed rows", [](Built& built) {
+    const at::Tensor a = built.add_parameter("a", {6, 8});
+    return [=](int i) {
+      const at::Tensor matrix = at::eye(6).mul(values({6, 6}, i)).to_sparse_csr();
+      return matrix.matmul(a);
+    };
+  });
+}
 
 TEST_CASE("Linear algebra, sums over indices, transforms") {
   check_beside_plain("linear algebra", [](Built& built) {
@@ -124,6 +223,21 @@ TEST_CASE("Under autocast") {
       at::autocast::set_autocast_enabled(at::kCPU, true);
       at::autocast::set_autocast_cache_enabled(false);  // rank-threads share the cache
       const at::Tensor output = shared(torch::tanh(shared(torch::tanh(first(values({4, 5}, i))))));
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      return output.to(at::kFloat);
+    };
+  });
+}
+
+TEST_CASE("Under autocast: products, convolutions, a loss in fp32") {
+  check_beside_plain("autocast", [](Built& built) {
+    auto convolution = built.add("convolution", Conv1d(Conv1dOptions(3, 4, 2)));
+    const at::Tensor weight = built.add_parameter("weight", {4, 5}), bias = built.add_parameter("bias", {5});
+    return [=](int i) mutable {
+      at::autocast::set_autocast_enabled(at::kCPU, true);
+      at::autocast::set_autocast_cache_enabled(false);  // rank-threads share the cache
+      const at::Tensor x = convolution(values({2, 3, 5}, i)).transpose(1, 2).reshape({8, 4});
+      const at::Tensor output = at::mm(x, weight) + at::addmm(bias, x, weight);
       at::autocast::set_autocast_enabled(at::kCPU, false);
       return output.to(at::kFloat);
     };

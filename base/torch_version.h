@@ -1,0 +1,20 @@
+#pragma once
+
+// Which versions of LibTorch ZeroRun supports, and what differs between them. This is the only place that
+// says so: CMake (cmake/LibTorch.cmake, doctor/CMakeLists.txt) and scripts/setup read the numbers from here.
+//
+// The newest version is the newest with which all tests have passed (docs/versions.md). A later one builds
+// with a warning of CMake, and what ZeroRun relies on beyond LibTorch's interface is checked when the program
+// starts. A patch release counts as its minor version.
+
+#include <torch/version.h>
+
+#define ZERORUN_TORCH_OLDEST_MINOR 11
+#define ZERORUN_TORCH_NEWEST_MINOR 15
+
+// The NCCL that torch's wheels bring, from the oldest version on, as NCCL encodes it.
+#define ZERORUN_TORCH_NCCL "22809 22907 22907 23007 23007"
+
+static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= ZERORUN_TORCH_OLDEST_MINOR,
+              "this LibTorch is not supported: ZeroRun needs LibTorch 2, and at least the minor version "
+              "ZERORUN_TORCH_OLDEST_MINOR of base/torch_version.h");

@@ -1,0 +1,30 @@
+# Sourced by scripts/test and scripts/test_python after common.sh: the table of docs/versions.md.
+# shellcheck shell=bash
+
+# record_run TORCH PYTHON WHAT JUNIT SECONDS: writes the row of this run into docs/versions.md, in place of an earlier one of the
+# same versions and tests on the same distribution. JUNIT: what ctest or pytest has written of the tests.
+record_run() {
+  local table=$root/docs/versions.md system key row
+  # shellcheck disable=SC1091
+  system=$(source /etc/os-release && echo "${NAME%% *} $VERSION_ID")
+  key="| $1 | $2 | $system | $3 |"
+  row="$key $(passed_of_run "$4") | $((($5 + 59) / 60)) | $(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown) | $(date -u +%F) |"
+  grep -vF "$key" "$table" >"$table.new"
+  printf '%s\n' "$row" >>"$table.new"
+  mv "$table.new" "$table"
+  say "recorded in docs/versions.md: $row"
+}
+
+# Prints the tests that have passed and those that have run, such as 118 of 120, of the JUnit file $1. Skipped tests have not run.
+passed_of_run() {
+  python3 - "$1" <<'PROGRAM'
+import sys
+import xml.etree.ElementTree
+
+suite = next(xml.etree.ElementTree.parse(sys.argv[1]).iter("testsuite"))
+tests, skipped, disabled, failures, errors = (
+    int(suite.get(name, 0)) for name in ("tests", "skipped", "disabled", "failures", "errors"))
+run = tests - skipped - disabled
+print(run - failures - errors, "of", run)
+PROGRAM
+}
