@@ -15,6 +15,10 @@ set(ZERORUN_WITH_CUDA FALSE)
 # Sets `missing` to a text that lists the missing parts.
 macro(zerorun_look_for_cuda)
   set(missing)
+  # CMake 3.25 sets a property of this target whether or not it exists, and CUDA 13 has no such library.
+  if(NOT TARGET CUDA::nvToolsExt)
+    add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+  endif()
   find_package(CUDAToolkit QUIET)
   if(NOT CUDAToolkit_FOUND OR NOT CUDAToolkit_VERSION_MAJOR EQUAL 13)  # LibTorch's libraries are built for 13
     list(APPEND missing "a CUDA toolkit of version 13 (give -DCUDAToolkit_ROOT=FOLDER)")

@@ -22,7 +22,8 @@ endif()
 
 foreach(linker mold lld)
   find_program(ZERORUN_LINKER_${linker} NAMES ${linker} ld.${linker})
-  if(ZERORUN_LINKER_${linker})
+  # Debian's cross compilers find only their own linkers.
+  if(ZERORUN_LINKER_${linker} AND NOT CMAKE_CROSSCOMPILING)
     add_link_options(-fuse-ld=${linker})
     break()
   endif()

@@ -1,6 +1,5 @@
 #include "comm/control_block.h"
 
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -35,6 +34,16 @@ void store_text(char (&place)[kSize], std::string_view text) {
 template <size_t kSize>
 std::string load_text(const char (&place)[kSize]) {
   return {place, strnlen(place, kSize)};
+}
+
+// Tells the processor that this thread waits in a loop, so that a thread that shares the core gets more of
+// it.
+void pause_processor() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
 }
 
 }  // namespace
@@ -194,7 +203,7 @@ void ControlBlock::sleep(uint32_t bell, std::chrono::microseconds spin, std::chr
     do {
       for (int look = 0; look < 16; ++look) {
         if (part.bell.load() != bell) return;
-        _mm_pause();
+        pause_processor();
       }
     } while (Clock::now() < end);
   }

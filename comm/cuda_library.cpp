@@ -14,7 +14,8 @@
 namespace zerorun {
 namespace {
 
-constexpr char kName[] = "libzerorun_cuda.so";
+// With the version: ZeroRun is linked into the program, and works only with the GPU part of its own version.
+constexpr char kName[] = "libzerorun_cuda.so." ZERORUN_SOVERSION;
 
 std::string last_error() {
   const char* words = dlerror();

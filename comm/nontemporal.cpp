@@ -3,16 +3,23 @@
 namespace zerorun {
 namespace {
 
-constexpr size_t kVector = sizeof(__m128i);
+using Vector [[gnu::vector_size(16)]] = int64_t;
+constexpr size_t kVector = sizeof(Vector);
 
 }  // namespace
 
-bool may_pass_caches(const void* memory) {
+bool may_pass_caches([[maybe_unused]] const void* memory) {
+#if defined(__x86_64__)
   return reinterpret_cast<uintptr_t>(memory) % kVector == 0;
+#else
+  return false;
+#endif
 }
 
 void nontemporal_fence() {
+#if defined(__x86_64__)
   _mm_sfence();
+#endif
 }
 
 void copy_much(void* to, const void* from, size_t bytes) {
@@ -23,8 +30,9 @@ void copy_much(void* to, const void* from, size_t bytes) {
       const char* chunk = static_cast<const char*>(from) + done;
       ask_ahead(chunk, kChunk);
       for (size_t i = 0; i < kChunk; i += kVector) {
-        const __m128i vector = _mm_loadu_si128(reinterpret_cast<const __m128i*>(chunk + i));
-        _mm_stream_si128(reinterpret_cast<__m128i*>(static_cast<char*>(to) + done + i), vector);
+        Vector vector;
+        std::memcpy(&vector, chunk + i, kVector);
+        nontemporal_store(static_cast<char*>(to) + done + i, vector);
       }
     }
     nontemporal_fence();

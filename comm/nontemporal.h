@@ -1,12 +1,15 @@
 // Stores that bypass the caches, for large results that are not read again soon. Ordinary stores first read
-// the cache lines that they overwrite. These reads are a third of a copy's memory traffic. Any thread.
+// the cache lines that they overwrite. These reads are a third of a copy's memory traffic. On processors
+// other than x86-64 the same functions store as usual. Any thread.
 #pragma once
-
-#include <emmintrin.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 namespace zerorun {
 
@@ -24,8 +27,20 @@ inline void ask_ahead(const void* memory, size_t bytes) {
   }
 }
 
-/// Whether `memory` has the 16-byte alignment that non-temporal stores need.
+/// Whether this processor has non-temporal stores, and `memory` the 16-byte alignment that they need.
 bool may_pass_caches(const void* memory);
+
+/// Stores a vector of 16 bytes with a non-temporal store. `to` is aligned to 16 bytes.
+template <typename Vector>
+void nontemporal_store(void* to, Vector vector) {
+  static_assert(sizeof(Vector) == 16);
+#if defined(__x86_64__)
+  _mm_stream_si128(static_cast<__m128i*>(to), reinterpret_cast<__m128i>(vector));
+#else
+  std::memcpy(to, &vector, sizeof vector);
+#endif
+}
+
 /// to[i] = a[i] + b[i], with non-temporal stores. `length` is a multiple of 16, and `to` is aligned to 16
 /// bytes. Other threads see the result only after nontemporal_fence().
 template <typename T>
@@ -37,7 +52,7 @@ void nontemporal_add(T* to, const T* a, const T* b, int64_t length) {
     Vector right;
     std::memcpy(&left, a + i, sizeof left);
     std::memcpy(&right, b + i, sizeof right);
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), reinterpret_cast<__m128i>(left + right));
+    nontemporal_store<Vector>(to + i, left + right);
   }
 }
 void nontemporal_fence();
