@@ -8,11 +8,19 @@ record_run() {
   # shellcheck disable=SC1091
   system=$(source /etc/os-release && echo "${NAME%% *} $VERSION_ID")
   key="| $1 | $2 | $system | $3 |"
-  row="$key $(passed_of_run "$4") | $((($5 + 59) / 60)) | $(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown) | $(date -u +%F) |"
+  row="$key $(passed_of_run "$4") | $((($5 + 59) / 60)) | $(commit_of_run) | $(date -u +%F) |"
   grep -vF "$key" "$table" >"$table.new"
   printf '%s\n' "$row" >>"$table.new"
   mv "$table.new" "$table"
   say "recorded in docs/versions.md: $row"
+}
+
+# Prints the commit, and -dirty if something else than the table has changed since.
+commit_of_run() {
+  local commit
+  commit=$(git -C "$root" describe --always 2>/dev/null) || commit=unknown
+  git -C "$root" diff --quiet HEAD -- . ':!docs/versions.md' 2>/dev/null || commit+=-dirty
+  echo "$commit"
 }
 
 # Prints the tests that have passed and those that have run, such as 118 of 120, of the JUnit file $1. Skipped tests have not run.
