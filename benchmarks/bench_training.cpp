@@ -5,9 +5,13 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
+#include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/program.h"
@@ -28,6 +32,7 @@ struct Options {
   int64_t micro_batch = 4;
   int steps = 8;
   bool on_demand = false;
+  bool plain = false;
 };
 
 // Prints one line of JSON for the program that started this one.
@@ -37,15 +42,14 @@ void say(const nlohmann::json& event) {
 }
 
 struct Training {
-  Gpt2& model;
-  Engine& engine;
-  at::Tensor tokens;
+  Communicator& communicator;
+  std::function<at::Tensor()> train_step;  // returns the loss
+  bool began = false;
 
   // Runs `steps` steps. Reports each step's milliseconds on the slowest rank, and its mean loss over ranks. A
   // GPU runs all steps without a wait of the host in between, so there the milliseconds of all are their
   // mean.
   void run(int steps) {
-    Communicator& communicator = engine.communicator();
     const DeviceClock clock(communicator.device());
     const bool talks = communicator.rank() == 0;
     std::vector<at::Tensor> each;
@@ -54,11 +58,9 @@ struct Training {
     const auto first = std::chrono::steady_clock::now();
     for (int step = 0; step < steps; ++step) {
       const auto begin = std::chrono::steady_clock::now();
-      const at::Tensor loss = model->loss(tokens);
-      engine.backward(loss);
-      engine.step();
+      const at::Tensor loss = train_step();
       times[communicator.rank()][step] = milliseconds_since(begin);
-      if (engine.global_steps() == 1) {
+      if (!std::exchange(began, true)) {
         clock.wait();
         if (talks) say({{"event", "first step"}});
       }
@@ -79,21 +81,45 @@ struct Training {
   }
 };
 
+// A training loop as LibTorch's documentation has it, of this rank alone.
+std::function<at::Tensor()> plain_loop(Gpt2 model, const std::string& config, at::Tensor tokens) {
+  const nlohmann::json settings = nlohmann::json::parse(std::ifstream(config));
+  const nlohmann::json& params = settings["optimizer"]["params"];
+  const auto adamw = torch::optim::AdamWOptions(params["lr"]).weight_decay(params["weight_decay"]);
+  auto optimizer = std::make_shared<torch::optim::AdamW>(model->parameters(), adamw);
+  return [=, clipping = settings["gradient_clipping"].get<double>()]() mutable {
+    const at::Tensor loss = model->loss(tokens);
+    loss.backward();
+    torch::nn::utils::clip_grad_norm_(model->parameters(), clipping);
+    optimizer->step();
+    optimizer->zero_grad();
+    return loss;
+  };
+}
+
 int run(const Options& options) {
   at::set_num_threads(1);
   auto communicator = connect();
   Gpt2 model(options.model);
   if (!options.weights.empty()) load_weights(*model, options.weights);
-  InitializeOptions initialize_options;
-  initialize_options.communicator = communicator;
-  Engine engine = initialize(*model, std::filesystem::path(options.config), initialize_options);
   auto generator = at::detail::createCPUGenerator(communicator->rank() + 1);
-  Training training{
-      .model = model,
-      .engine = engine,
-      .tokens = torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions},
-                               generator, torch::kLong)
-                    .to(engine.device())};
+  at::Tensor tokens = torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions},
+                                     generator, torch::kLong);
+  std::optional<Engine> engine;
+  Training training{.communicator = *communicator, .train_step = {}};
+  if (options.plain) {
+    training.train_step = plain_loop(model, options.config, tokens);
+  } else {
+    InitializeOptions initialize_options;
+    initialize_options.communicator = communicator;
+    engine.emplace(initialize(*model, std::filesystem::path(options.config), initialize_options));
+    training.train_step = [&engine, &model, tokens = tokens.to(engine->device())] {
+      const at::Tensor loss = model->loss(tokens);
+      engine->backward(loss);
+      engine->step();
+      return loss;
+    };
+  }
   if (!options.on_demand) {
     training.run(options.steps);
     return 0;
@@ -121,6 +147,8 @@ int main(int argc, char** argv) {
   app.add_option("--steps", options.steps)->check(CLI::PositiveNumber);
   app.add_flag("--on-demand", options.on_demand,
                "read from standard input, again and again, how many steps come next");
+  app.add_flag("--plain", options.plain,
+               "train this rank's model by itself on the CPU, without an engine, by LibTorch's own AdamW");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

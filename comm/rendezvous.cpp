@@ -24,6 +24,9 @@
 namespace zerorun {
 namespace {
 
+// Before main(): a program uses LibTorch before it connects. This file is part of every program that does.
+[[maybe_unused]] const bool fits = require_running_torch();
+
 // Returns why this process cannot train on GPUs; empty if it can. Sets `gpus` to the number of GPUs that the
 // driver reports.
 std::string obstacle_to_cuda(int& gpus) {
@@ -104,7 +107,6 @@ std::shared_ptr<Communicator> connect_on_cpu(const Environment& environment, con
 }  // namespace
 
 std::shared_ptr<Communicator> connect(const Environment& environment) {
-  check_running_torch();
   c10::initLogging();  // reads TORCH_CPP_LOG_LEVEL; otherwise only Python's torch does
   bool on_cuda = wants_cuda(environment);
   StorePointer store;

@@ -2,7 +2,9 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
-#include "base/error.h"
+#include <cstdio>
+#include <cstdlib>
+
 #include "base/torch_version.h"
 
 namespace zerorun {
@@ -17,11 +19,6 @@ std::string minor_version(uint64_t abi_version) {
 
 }  // namespace
 
-void check_running_torch() {
-  static const std::string misfit = misfit_of_torch(aoti_torch_abi_version());
-  if (!misfit.empty()) throw UserError(misfit);
-}
-
 std::string misfit_of_torch(uint64_t abi_version) {
   constexpr uint64_t kBuiltFor = TORCH_ABI_VERSION;
   if (abi_version >> kMinorShift == kBuiltFor >> kMinorShift) return "";
@@ -30,6 +27,13 @@ std::string misfit_of_torch(uint64_t abi_version) {
          minor_version(abi_version) +
          ": remove that LibTorch's folder from LD_LIBRARY_PATH, add the folder of a LibTorch " + built_for +
          ", or build the program again (docs/versions.md)";
+}
+
+bool require_running_torch() {
+  const std::string misfit = misfit_of_torch(aoti_torch_abi_version());
+  if (misfit.empty()) return true;
+  std::fprintf(stderr, "error: %s\n", misfit.c_str());
+  std::_Exit(2);
 }
 
 }  // namespace zerorun

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/node_pointer.h"
+
 namespace zerorun {
 
 using torch::autograd::Node;
@@ -44,7 +46,7 @@ struct BackwardPasses::TaskEnd {
 
   void complete() {
     completed = true;
-    if (const std::shared_ptr<Node> outer = torch::autograd::get_current_node()) {
+    if (const NodePointer outer = torch::autograd::get_current_node()) {
       pass->join_task_around(*outer);
     } else {
       pass->end();

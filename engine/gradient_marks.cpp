@@ -161,8 +161,7 @@ void GradientMarks::empty() {
 }
 
 void GradientMarks::hook_again() {
-  for (const Entry& entry : entries_)
-    torch::autograd::impl::set_grad_accumulator(entry.parameter, entry.node);
+  for (const Entry& entry : entries_) set_grad_accumulator(entry.parameter, entry.node);
 }
 
 void GradientMarks::refuse() {

@@ -10,13 +10,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "engine/node_pointer.h"
 #include "zero/buckets.h"
 
 namespace zerorun {
@@ -61,7 +61,7 @@ class GradientMarks {
 
     std::string name;
     at::Tensor parameter;
-    std::shared_ptr<torch::autograd::Node> node;  // AccumulateGrad of the parameter, which has the hook
+    NodePointer node;      // AccumulateGrad of the parameter, which has the hook
     c10::Storage storage;  // of the mark, also once the program has given the mark other data
     at::Tensor mark;
     Mark* owner = nullptr;  // of the storage

@@ -15,6 +15,7 @@
 #include "convert/export_checkpoint.h"
 #include "convert/import_checkpoint.h"
 #include "launcher/checkpoint_reports.h"
+#include "launcher/option_checks.h"
 #include "launcher/print.h"
 
 namespace zerorun::launcher {
@@ -290,7 +291,7 @@ int run_checkpoint_command(int argc, const char* const* argv) {
     print(app.help());
     return kEqual;
   } catch (const CLI::ParseError& error) {
-    throw UserError(std::string(error.what()) + " (see zerorun checkpoint --help)");
+    throw UserError(describe_mistake(error) + " (see zerorun checkpoint --help)");
   }
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run(arguments);

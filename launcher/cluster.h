@@ -54,6 +54,7 @@ class Cluster {
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kTick{50};  // the longest wait while the job starts or ends
 
   // starting (agents connect) -> opening (node 0 opens the port) -> running -> ending -> over; the phases
   // between may be skipped.
@@ -80,8 +81,10 @@ class Cluster {
   void handle(int node, const Frame& frame);
   void start_ranks(int port);
   void enter_phase_that_is_due();
-  void check_life();
+  void send_to_all(FrameType type, const std::string& payload);
 
+  // cluster_end.cpp
+  void check_life();
   void handle_signals();
   void handle_interruption(int signal);
   void look_for_missing_host();
@@ -90,7 +93,6 @@ class Cluster {
   void fail(Failure failure, std::chrono::milliseconds grace);
   void lose(int node, const std::string& reason);
   void begin_ending(std::chrono::milliseconds grace);
-  void send_to_all(FrameType type, const std::string& payload);
   void finish();
   void wait_for_starters(std::chrono::milliseconds patience);
   void end_orphans();

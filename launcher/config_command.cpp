@@ -13,6 +13,7 @@
 #include "config/compare.h"
 #include "config/reference.h"
 #include "config/schema.h"
+#include "launcher/option_checks.h"
 #include "launcher/print.h"
 
 namespace zerorun::launcher {
@@ -235,7 +236,7 @@ int run_config_command(int argc, const char* const* argv) {
     print(app.help());
     return kClean;
   } catch (const CLI::ParseError& error) {
-    throw UserError(std::string(error.what()) + " (see zerorun config --help)");
+    throw UserError(describe_mistake(error) + " (see zerorun config --help)");
   }
   if (check_command->parsed()) return check(arguments);
   if (show_command->parsed()) return show(arguments);

@@ -11,6 +11,11 @@
 
 namespace zerorun::launcher {
 
+/// Those of `folders` for which `is_full` returns true within half a second. It runs on threads of its own:
+/// the system may wait for ever for a server that does not answer.
+std::vector<std::string> full_disks(const std::vector<std::string>& folders,
+                                    bool (*is_full)(const std::string& folder));
+
 /// Call soon after the rank's end. `before`: read before the rank started. `folders`: where the rank may
 /// write; folders that do not exist are skipped.
 EndEvidence collect_evidence(pid_t pid, int wait_status, std::vector<std::string> last_lines,

@@ -1,5 +1,6 @@
 #include "launcher/guardian.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -7,10 +8,12 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
 
@@ -32,6 +35,22 @@ void take_own_name(int argc, char** argv) {
   std::memcpy(begin, kName, std::min(room, sizeof kName - 1));
 }
 
+// Closes all descriptors from 3 on, except `kept`.
+void close_others(int kept) {
+  const bool closed_below = kept <= 3 || ::close_range(3, kept - 1, 0) == 0;
+  if (closed_below && ::close_range(kept + 1, ~0U, 0) == 0) return;
+  // An old system, or a container that forbids the call.
+  DIR* const folder = ::opendir("/proc/self/fd");
+  if (folder == nullptr) return;
+  std::vector<int> others;
+  while (const dirent* entry = ::readdir(folder)) {
+    const int fd = std::atoi(entry->d_name);
+    if (fd > 2 && fd != kept && fd != ::dirfd(folder)) others.push_back(fd);
+  }
+  ::closedir(folder);
+  for (const int fd : others) ::close(fd);
+}
+
 void leave_the_launchers_world(int pipe_end) {
   setsid();
   sigset_t all;
@@ -42,8 +61,7 @@ void leave_the_launchers_world(int pipe_end) {
   // of guard().
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int fd : {0, 1}) ::dup2(nothing, fd);
-  if (pipe_end > 3) ::close_range(3, pipe_end - 1, 0);
-  ::close_range(pipe_end + 1, ~0U, 0);
+  close_others(pipe_end);
   if (::chdir("/") != 0) return;  // harmless: chdir() only lets the launcher's folder be unmounted
 }
 

@@ -26,9 +26,6 @@ constexpr milliseconds kFlushPatience(500);
 constexpr milliseconds kTick(50);
 // A second SIGINT within this time is ignored, because `timeout -s INT` and shell wrappers send two at once.
 constexpr milliseconds kSameInterruption(100);
-// A rank that waits this long for one that has ended without joining will not see it join.
-constexpr milliseconds kMissingPatience(1000);
-constexpr milliseconds kMissingTick(250);
 // Helpers of a rank, such as Python's resource tracker, end by themselves within this time after the rank.
 constexpr milliseconds kHelperPatience(200);
 constexpr size_t kReadSize = 1 << 16;
@@ -119,7 +116,7 @@ void Job::enter_phase_that_is_due() {
     end_new_orphans();
   } else if (phase_ == Phase::killing && !late) {
     // An orphan's own children become this process's children when it ends.
-    for (const pid_t orphan : orphans()) ::kill(orphan, SIGKILL);
+    orphans_.kill(own_children());
   } else if (phase_ == Phase::killing && late) {
     report_survivors();
     begin_flushing();
@@ -260,36 +257,18 @@ void Job::handle_rank_end(int rank) {
   begin_ending(was_user_mistake(status) ? milliseconds(0) : plan_.failure_grace);
 }
 
-// A rank that has ended with success, and has not joined where another rank waits for all. A rank that waits
-// for fewer, because the program has set another WORLD_SIZE, may wait without it.
 void Job::look_for_missing_rank() {
-  const auto has_ended = [](const Rank& rank) { return rank.status && succeeded(*rank.status); };
-  int missing = -1, waiting = -1;
-  for (size_t first = 0; first < ranks_.size() && missing < 0; ++first) {
-    if (!has_ended(ranks_[first])) continue;
-    const uint32_t done = plan_.board.joins(static_cast<int>(first)).number;
-    for (size_t other = 0; other < ranks_.size() && missing < 0; ++other) {
-      const Joins joins = plan_.board.joins(static_cast<int>(other));
-      const bool waits_for_all = joins.number % 2 == 1 && joins.world_size >= plan_.world_size;
-      if (ranks_[other].status || !waits_for_all || joins.number <= done) continue;
-      missing = static_cast<int>(first);
-      waiting = static_cast<int>(other);
-    }
-  }
-  const Clock::time_point now = Clock::now();
-  if (missing < 0) {
-    misses_rank_since_.reset();
-  } else if (!misses_rank_since_) {
-    misses_rank_since_ = now;
-  } else if (now - *misses_rank_since_ > kMissingPatience) {
-    failure_ = {plan_.first_rank + missing,
-                *ranks_[missing].status,
-                "it did not join the job, and rank " + name_of(static_cast<size_t>(waiting)) +
-                    " waits for it: all ranks of a job must call initialize()",
-                {}};
-    if (control_ != nullptr) control_->report(*failure_);
-    begin_ending(plan_.failure_grace);
-  }
+  std::vector<std::optional<int>> statuses;
+  for (const Rank& rank : ranks_) statuses.push_back(rank.status);
+  const auto found = missing_rank_.look(plan_.board, plan_.world_size, statuses);
+  if (!found) return;
+  failure_ = {plan_.first_rank + static_cast<int>(found->missing),
+              *statuses[found->missing],
+              "it did not join the job, and rank " + name_of(found->waiting) +
+                  " waits for it: all ranks of a job must call initialize()",
+              {}};
+  if (control_ != nullptr) control_->report(*failure_);
+  begin_ending(plan_.failure_grace);
 }
 
 // A stopped rank may be the reason why the other ranks failed. Call before SIGCONT is sent, which continues
@@ -321,27 +300,28 @@ void Job::signal_groups(int signal) {
   }
 }
 
-// Orphans are part of the job, although they have left its process groups. A process may become one at any
-// time, when its parent ends. Those in the group of a rank have got its signal.
+// A process may become an orphan at any time, when its parent ends.
 void Job::end_new_orphans() {
-  for (const pid_t orphan : orphans()) {
-    const pid_t group = ::getpgid(orphan);
-    const auto leads = [&](const Rank& rank) { return rank.group_exists && rank.process.pid == group; };
-    if (std::ranges::any_of(ranks_, leads) || !asked_to_end_.insert(orphan).second) continue;
-    ::kill(orphan, SIGTERM);
-    ::kill(orphan, SIGCONT);
+  std::set<pid_t> groups;
+  for (const Rank& rank : ranks_) {
+    if (rank.group_exists) groups.insert(rank.process.pid);
   }
+  orphans_.ask_to_end(own_children(), groups);
 }
 
 void Job::kill_everything() {
   signal_groups(SIGKILL);
-  for (const pid_t orphan : orphans()) ::kill(orphan, SIGKILL);
+  orphans_.kill(own_children());
+}
+
+std::vector<pid_t> Job::own_children() const {
+  std::vector<pid_t> children = {guardian_.pid()};
+  for (const Rank& rank : ranks_) children.push_back(rank.process.pid);
+  return children;
 }
 
 std::vector<pid_t> Job::orphans() const {
-  std::vector<pid_t> others = {guardian_.pid()};
-  for (const Rank& rank : ranks_) others.push_back(rank.process.pid);
-  return orphans_.find(others);
+  return orphans_.find(own_children());
 }
 
 Job::ReadResult Job::read_some(int rank, Stream stream) {
@@ -383,11 +363,7 @@ std::string Job::name_of(size_t rank) const {
 }
 
 void Job::report_leftovers() {
-  const size_t count = orphans().size();
-  if (count == 0) return;
-  output_.notice(std::to_string(count) +
-                 (count == 1 ? " process that a rank has" : " processes that ranks have") + " left behind " +
-                 (count == 1 ? "is" : "are") + " ended with the job");
+  if (const size_t count = orphans().size(); count > 0) output_.notice(describe_leftovers(count));
 }
 
 void Job::report_survivors() {

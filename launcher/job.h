@@ -7,7 +7,6 @@
 
 #include <chrono>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -18,6 +17,7 @@
 #include "launcher/job_control.h"
 #include "launcher/job_output.h"
 #include "launcher/line_tail.h"
+#include "launcher/missing_rank.h"
 #include "launcher/oom_kills.h"
 #include "launcher/orphans.h"
 #include "launcher/rank_failure.h"
@@ -96,6 +96,7 @@ class Job {
   void signal_groups(int signal);
   void end_new_orphans();
   void kill_everything();
+  std::vector<pid_t> own_children() const;  // the ranks and the guardian
   std::vector<pid_t> orphans() const;
 
   enum class ReadResult { some, nothing, end };
@@ -117,11 +118,10 @@ class Job {
   JobControl* control_;
   std::vector<Rank> ranks_;
   Phase phase_ = Phase::running;
-  std::optional<Clock::time_point> deadline_;           // of the current phase
-  std::optional<RankFailure> failure_;                  // of the rank that failed first
-  std::optional<Clock::time_point> misses_rank_since_;  // ranks wait for one that ended without joining
+  std::optional<Clock::time_point> deadline_;  // of the current phase
+  std::optional<RankFailure> failure_;         // of the rank that failed first
+  MissingRank missing_rank_;
   Orphans orphans_;
-  std::set<pid_t> asked_to_end_;  // orphans that have got SIGTERM
   OomCounts oom_before_;
   std::optional<int> interrupted_by_;
   Clock::time_point interrupted_at_;

@@ -349,7 +349,7 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   } catch (const CLI::CallForVersion& version) {
     return Information{std::string(version.what()) + "\n"};
   } catch (const CLI::ParseError& error) {
-    throw UserError(std::string(error.what()) + " (see zerorun --help)");
+    throw UserError(describe_mistake(error) + " (see zerorun --help)");
   }
   options.command = command_of(app);
   refuse_empty_texts(app);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <climits>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -12,6 +13,11 @@ namespace zerorun::launcher {
 namespace {
 
 using nlohmann::json;
+
+constexpr int kLastPort = 65535;
+constexpr int kHighestExitCode = 255;
+constexpr int kHighestSignal = 64;
+constexpr int kHighestWaitStatus = 0xffff;
 
 std::string to_bytes(const json& message) {
   std::string bytes;
@@ -56,12 +62,41 @@ json from_bytes(std::string_view payload) {
   return json::from_cbor(payload.begin(), payload.end());
 }
 
+int64_t whole_number(const json& value, int64_t lowest, int64_t highest) {
+  // As int64_t, an unsigned number above its range would be a negative one.
+  const bool fits = value.is_number_integer() && (!value.is_number_unsigned() ||
+                                                  value.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX));
+  const auto number = fits ? value.get<int64_t>() : 0;
+  if (fits && number >= lowest && number <= highest) return number;
+  throw Error("found " + value.dump() + ", expected a whole number from " + std::to_string(lowest) + " to " +
+              std::to_string(highest));
+}
+
+// Without the check, a number of 64 bits would silently become another one of 32 bits.
+int number(const json& value, int lowest, int highest) {
+  return static_cast<int>(whole_number(value, lowest, highest));
+}
+
+int index_in(const json& value) {
+  return number(value, 0, INT_MAX);
+}
+
+std::vector<int> indices_in(const json& values) {
+  std::vector<int> indices;
+  for (const json& value : values) indices.push_back(index_in(value));
+  return indices;
+}
+
 json order_json(const StreamChoice& choice) {
   return {choice.all, choice.some};
 }
 
 StreamChoice stream_choice(const json& message) {
-  return {message[0].get<int>(), message[1].get<std::vector<std::pair<int, int>>>()};
+  constexpr int kBothStreams = 3;
+  StreamChoice choice{.all = number(message.at(0), 0, kBothStreams), .some = {}};
+  for (const json& one : message.at(1))
+    choice.some.emplace_back(index_in(one.at(0)), number(one.at(1), 0, kBothStreams));
+  return choice;
 }
 
 json order_json(const LogOptions& logs) {
@@ -77,26 +112,14 @@ LogOptions log_options(const json& message) {
   LogOptions logs{
       message.at("one_file_folder"),    message.at("folder"), stream_choice(message.at("redirects")),
       stream_choice(message.at("tee")), std::nullopt,         message.at("run")};
-  if (!message.at("printed").is_null()) logs.printed = message["printed"].get<std::vector<int>>();
+  if (!message.at("printed").is_null()) logs.printed = indices_in(message["printed"]);
   return logs;
 }
 
 std::vector<Node> nodes_of(const json& message) {
   std::vector<Node> nodes;
-  for (const json& node : message) nodes.push_back({node.at(0), node.at(1).get<std::vector<int>>()});
+  for (const json& node : message) nodes.push_back({node.at(0), indices_in(node.at(1))});
   return nodes;
-}
-
-int64_t whole_number(const json& value, int64_t lowest, int64_t highest) {
-  const bool integer = value.is_number_integer();
-  const auto number = integer ? value.get<int64_t>() : 0;
-  if (integer && number >= lowest && number <= highest) return number;
-  throw Error("found " + value.dump() + ", expected a whole number from " + std::to_string(lowest) + " to " +
-              std::to_string(highest));
-}
-
-int port_in(const json& value, int lowest) {
-  return static_cast<int>(whole_number(value, lowest, 65535));
 }
 
 // The characters of host names and of IP addresses. The address goes into variables and messages.
@@ -112,8 +135,7 @@ std::string address_in(const json& value) {
 
 void read(const json& message, NodeOrder& order) {
   order.nodes = nodes_of(message.at("nodes"));
-  order.node =
-      static_cast<int>(whole_number(message.at("node"), 0, static_cast<int64_t>(order.nodes.size()) - 1));
+  order.node = number(message.at("node"), 0, static_cast<int>(order.nodes.size()) - 1);
   order.slots_named = message.at("slots_named");
   order.arguments = message.at("arguments").get<std::vector<std::string>>();
   order.variables = message.at("variables").get<std::vector<std::pair<std::string, std::string>>>();
@@ -130,15 +152,15 @@ void read(const json& message, NodeOrder& order) {
   order.bind_cores = message.at("bind_cores");
   order.bind_core_list = message.at("bind_core_list");
   order.logs = log_options(message.at("logs"));
-  if (!message.at("port").is_null()) order.port = port_in(message["port"], 0);
+  if (!message.at("port").is_null()) order.port = number(message["port"], 0, kLastPort);
 }
 
 void read(const json& message, MeetingPoint& point) {
-  point = {address_in(message.at(0)), port_in(message.at(1), 1)};
+  point = {address_in(message.at(0)), number(message.at(1), 1, kLastPort)};
 }
 
 void read(const json& message, AgentHello& hello) {
-  hello = {message.at(0), message.at(1), message.at(2), message.at(3)};
+  hello = {message.at(0), number(message.at(1), -1, INT_MAX), message.at(2), message.at(3)};
 }
 
 void read(const json& message, AgentTrouble& trouble) {
@@ -146,15 +168,16 @@ void read(const json& message, AgentTrouble& trouble) {
 }
 
 void read(const json& message, NodeResult& result) {
-  result = {message.at(0), message.at(1)};
+  result = {number(message.at(0), 0, kHighestExitCode), number(message.at(1), 0, kHighestSignal)};
 }
 
 void read(const json& message, StoppedRank& stopped) {
-  stopped = {message.at(0), message.at(1)};
+  stopped = {index_in(message.at(0)), message.at(1)};
 }
 
 void read(const json& message, RankFailure& failure) {
-  failure = {message.at(0), message.at(1), message.at(2), message.at(3).get<std::vector<std::string>>()};
+  failure = {index_in(message.at(0)), number(message.at(1), 0, kHighestWaitStatus), message.at(2),
+             message.at(3).get<std::vector<std::string>>()};
 }
 
 }  // namespace

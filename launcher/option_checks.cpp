@@ -4,6 +4,8 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <string_view>
+#include <utility>
 
 namespace zerorun::launcher {
 
@@ -14,6 +16,18 @@ std::optional<int> whole_number_in(const std::string& text) {
   const bool whole =
       error == std::errc() && last == end && std::isdigit(static_cast<unsigned char>(text[0])) != 0;
   return whole ? std::optional(value) : std::nullopt;
+}
+
+std::string describe_mistake(const CLI::ParseError& error) {
+  std::string text = error.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) == nullptr) return text;
+  for (const auto& [theirs, ours] :
+       {std::pair<std::string_view, std::string_view>("At Most ", "expected at most "),
+        {"At least ", "expected at least "},
+        {" required but received ", ", found "}}) {
+    if (const size_t at = text.find(theirs); at != std::string::npos) text.replace(at, theirs.size(), ours);
+  }
+  return text;
 }
 
 namespace checks {

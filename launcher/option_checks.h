@@ -15,6 +15,9 @@ inline constexpr int kMostRanks = 4096;
 /// The whole number that `text` is, in decimal digits only; absent if it is none, or above the largest int.
 std::optional<int> whole_number_in(const std::string& text);
 
+/// The error in this project's words: what was expected and what was found.
+std::string describe_mistake(const CLI::ParseError& error);
+
 namespace checks {
 
 /// Accepts a number above `low` (or equal to `low`, if `low_allowed`), and at most `high`.

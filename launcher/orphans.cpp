@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <fstream>
-#include <string>
 
 namespace zerorun::launcher {
 namespace {
@@ -27,6 +27,24 @@ std::vector<pid_t> Orphans::find(const std::vector<pid_t>& others) const {
     return std::ranges::count(before_, child) > 0 || std::ranges::count(others, child) > 0;
   });
   return found;
+}
+
+void Orphans::ask_to_end(const std::vector<pid_t>& others, const std::set<pid_t>& groups) {
+  for (const pid_t orphan : find(others)) {
+    if (groups.contains(::getpgid(orphan)) || !asked_.insert(orphan).second) continue;
+    ::kill(orphan, SIGTERM);
+    ::kill(orphan, SIGCONT);  // a stopped process handles SIGTERM only when it continues
+  }
+}
+
+void Orphans::kill(const std::vector<pid_t>& others) const {
+  for (const pid_t orphan : find(others)) ::kill(orphan, SIGKILL);
+}
+
+std::string describe_leftovers(size_t count) {
+  const bool one = count == 1;
+  return std::to_string(count) + (one ? " process that a rank has" : " processes that ranks have") +
+         " left behind " + (one ? "is" : "are") + " ended with the job";
 }
 
 }  // namespace zerorun::launcher

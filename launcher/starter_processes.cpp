@@ -31,14 +31,16 @@ UniqueFd pipe_with(const std::string& text) {
 }
 
 std::string find_candidate(const StartCommand& command) {
-  for (size_t i = 0; i + 1 < command.candidates.size(); ++i) {
+  std::string names;
+  for (const std::string& candidate : command.candidates) {
     try {
-      return find_program(command.candidates[i]);
+      return find_program(candidate);
     } catch (const UserError&) {
-      continue;  // the last candidate's error says that none is found
+      names += (names.empty() ? "" : " or ") + candidate;
     }
   }
-  return find_program(command.candidates.back());
+  throw UserError("agents on other hosts are started by " + names +
+                  ", which is not in PATH: install it, or choose another --launcher");
 }
 
 }  // namespace

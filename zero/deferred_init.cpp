@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "device/running_torch.h"
 #include "zero/deferred_recorder.h"
 
 namespace zerorun {
@@ -37,9 +36,7 @@ c10::Storage alias(const at::Tensor& place) {
 
 }  // namespace
 
-DeferredInit::DeferredInit() : recorder_(std::make_shared<DeferredRecorder>()), scope_(*recorder_) {
-  check_running_torch();
-}
+DeferredInit::DeferredInit() : recorder_(std::make_shared<DeferredRecorder>()), scope_(*recorder_) {}
 
 DeferredInit::~DeferredInit() {
   recorder_->end_building();

@@ -4,6 +4,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -147,9 +149,21 @@ bool needs_no_memory_itself(const c10::OperatorHandle& op) {
          (only_calls_others(op) && !reads_storages(op.operator_name().name));
 }
 
+// Whether install_interception() would have let the operator pass, had it been defined by then. Remembers the
+// operators that it would not: the answer takes longer than everything else here.
+bool may_pass(const c10::OperatorHandle& op) {
+  thread_local std::array<const c10::OperatorName*, 256> stopped = {};
+  const c10::OperatorName* name = &op.operator_name();
+  auto& known = stopped[reinterpret_cast<uintptr_t>(name) / 64 % stopped.size()];
+  if (known == name) return false;
+  if (needs_no_memory_itself(op)) return true;
+  known = name;
+  return false;
+}
+
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  if (needs_no_memory_itself(op)) {  // and was defined after install_interception()
+  if (may_pass(op)) {
     op.redispatchBoxed(below, stack);
     return;
   }

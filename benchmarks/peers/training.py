@@ -33,7 +33,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SMALL = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192, "seq": 128, "micro_batch": 4}
 # GPT-2 of 124 M parameters, with its 50,257 tokens padded to a multiple of 64.
 GPT2 = {"layers": 12, "hidden": 768, "heads": 12, "vocab": 50304, "seq": 1024, "micro_batch": 8}
-TINY = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 256, "seq": 32, "micro_batch": 4}
+# Many operators that compute next to nothing: a step takes the time that the host needs to call them.
+TINY = {"layers": 24, "hidden": 32, "heads": 2, "vocab": 64, "seq": 8, "micro_batch": 1}
+START_UP = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 256, "seq": 32, "micro_batch": 4}
 SHAPES = {"tiny": TINY, "small": SMALL, "124M": GPT2}
 # The cases of each stage: the value of --peer for training_rank.py, and the name to print.
 OURS = {"zerorun": "ZeroRun", "zerorun_again": "ZeroRun again", "zerorun_python": "ZeroRun from Python"}
@@ -43,6 +45,8 @@ CASES = {
     2: OURS | {"ddp": "DDP", "deepspeed": "DeepSpeed"},
     3: OURS | {"fsdp2": "FSDP2", "fsdp2_kept": "FSDP2, not resharded", "deepspeed": "DeepSpeed"},
 }
+# Training loops of one rank without communication, for --tiny. Each rank trains a model of its own.
+ALONE = {"plain": "plain LibTorch", "plain_torch": "plain torch"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # The allowed relative difference of losses. In bf16 every gradient and every sum is rounded to 2^-9 of its value, in
 # another order in each runtime.
@@ -100,7 +104,9 @@ class Run:
         command = [os.path.join(options.bin, "bench_training"), "--deepspeed", config, "--weights", weights]
         for key, value in shape.items():
             command += ["--" + key.replace("_", "-"), str(value)]
-        if peer not in ("zerorun", CONTROL):
+        if peer == "plain":
+            command.append("--plain")
+        elif peer not in ("zerorun", CONTROL):
             command = [sys.executable, os.path.join(HERE, "training_rank.py"), "--peer", peer, "--config", config]
             command += ["--shape", json.dumps(shape), "--device", options.device]
         command += ["--steps", str(steps)] if steps else ["--on-demand"]
@@ -189,13 +195,14 @@ class Stage:
         self.options, self.stage = options, stage
         self.shape, self.breakdown = SHAPES[options.model], ""
         self.files = {}
-        for shape in (self.shape, TINY):
+        for shape in (self.shape, START_UP):
             self.files[shape["hidden"]] = (
                 self.write_config(shape, os.path.join(folder, f"stage_{stage}_{shape['hidden']}.json")),
                 os.path.join(folder, f"weights_{shape['hidden']}.safetensors"),
             )
         self.folder = folder
-        peers = [peer for peer in CASES[stage] if peer not in options.left_out]
+        self.names = CASES[stage] | (ALONE if options.tiny else {})
+        peers = [peer for peer in self.names if peer not in options.left_out]
         chosen = set(options.cases or peers) - {CONTROL} | ({CONTROL} if options.control else set())
         peers = [peer for peer in peers if peer in chosen]
         self.figures = {peer: {"step_ms": []} for peer in peers}
@@ -228,6 +235,8 @@ class Stage:
         tolerance = TOLERANCES[self.options.precision]
         for peer, found in losses.items():
             self.figures[peer]["losses"] = found
+            if peer in ALONE:
+                found = found[:1]  # the mean over ranks of the loss of the same weights on the same batches
             self.figures[peer]["loss_difference"] = check_losses(
                 f"{peer} at stage {self.stage}", found, reference, tolerance)
 
@@ -244,7 +253,7 @@ class Stage:
         for peer, figure in self.figures.items():
             seconds = []
             for _ in range(4):
-                run = self.start(peer, TINY, 1, launched=True)
+                run = self.start(peer, START_UP, 1, launched=True)
                 run.listen("first step")
                 seconds.append(time.perf_counter() - run.begin)
                 run.end()
@@ -266,7 +275,7 @@ class Stage:
         for peer, figure in self.figures.items():
             times = figure["step_ms"]
             ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, times))
-            row = (f"{self.stage:5} {CASES[self.stage][peer]:24} {statistics.median(times):8.1f} {min(times):7.1f}"
+            row = (f"{self.stage:5} {self.names[peer]:24} {statistics.median(times):8.1f} {min(times):7.1f}"
                    f" {max(times):7.1f} {ratio:12.3f} {figure['loss_difference']:12.1e}")
             if "peak_memory" in figure:
                 row += f" {figure['peak_memory'] / 1e6:14.1f} {figure['first_step_s']:14.2f}"
@@ -318,10 +327,14 @@ def main():
     parser.add_argument("--steps", type=int, default=3, help="steps of a turn")
     parser.add_argument("--warm-up", type=int, default=4)
     parser.add_argument("--only-steps", action="store_true", help="measure neither memory nor the time to the first step")
+    parser.add_argument("--tiny", action="store_true",
+                        help="--model tiny --only-steps, also beside plain loops without communication")
     parser.add_argument("--nvme", metavar="FOLDER", help="optimizer states in files of FOLDER: needs --stages 3, libaio-dev")
     parser.add_argument("--json", help="file for all figures")
     options = parser.parse_args()
-    names = {name for stage in CASES.values() for name in stage}
+    if options.tiny:
+        options.model, options.only_steps = "tiny", True
+    names = {name for stage in CASES.values() for name in stage} | set(ALONE if options.tiny else ())
     if options.cases and ("zerorun" not in options.cases or not names >= set(options.cases)):
         parser.error(f"--cases: expected zerorun and some of {', '.join(sorted(names))}")
 
@@ -340,7 +353,7 @@ def main():
           + ("" if options.only_steps else f"    {memory}   first step s"))
     stages = []
     with tempfile.TemporaryDirectory() as folder:
-        for shape in {shape["hidden"]: shape for shape in (SHAPES[options.model], TINY)}.values():
+        for shape in {shape["hidden"]: shape for shape in (SHAPES[options.model], START_UP)}.values():
             weights = os.path.join(folder, f"weights_{shape['hidden']}.safetensors")
             write_weights(make_model(shape, DTYPES[options.precision]), weights)
         for number in options.stages:

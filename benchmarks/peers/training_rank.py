@@ -128,7 +128,7 @@ def wait_for(device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer", required=True, help="zerorun_python, ddp, zero_redundancy, fsdp2, fsdp2_kept, deepspeed")
+    parser.add_argument("--peer", required=True, help="zerorun_python, ddp, zero_redundancy, fsdp2, fsdp2_kept, deepspeed, plain_torch")
     parser.add_argument("--config", required=True, help="a ds_config.json")
     parser.add_argument("--shape", type=json.loads, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

@@ -44,6 +44,8 @@ def same(a, b):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, (numpy.ndarray, numpy.generic)):
         return a.dtype == b.dtype and numpy.array_equal(a, b)
+    if isinstance(a, (set, frozenset)):
+        return a == b
     return repr(a) == repr(b)
 
 

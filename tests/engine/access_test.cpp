@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <sstream>
 
+#include "base/torch_version.h"
 #include "tests/engine/net.h"
 #include "tests/engine/partition_support.h"
 #include "tests/support/rank_threads.h"
@@ -181,8 +182,20 @@ TEST_CASE("Writing in place reaches every rank's slice") {
     write("copy_", [](at::Tensor& t) { t.copy_(values({5, 6}, 33)); });
     write("fill of a row", [](at::Tensor& t) { t[4].fill_(3.5); });
     write("set of an element", [](at::Tensor& t) {
-      t.index_put_({torch::tensor(4), torch::tensor(5)}, torch::tensor(7.f));
+      t.index_put_({torch::tensor(4), torch::tensor(5)}, torch::tensor({7.f}));
     });
+    write("set of an element to a number", [](at::Tensor& t) {
+      t.index_put_({torch::tensor(2), torch::tensor(1)}, 6.f);
+    });
+    auto set_to_scalar_tensor = [](at::Tensor& t) {
+      t.index_put_({torch::tensor(3), torch::tensor(0)}, torch::tensor(8.f));
+    };
+    if (ZERORUN_TORCH_LOOKS_AT_MEMORY_OF_ELEMENTS) {
+      release(known);
+      expect_throws([&] { set_to_scalar_tensor(weight); }, kNotGathered, "set of an element");
+    } else {
+      write("set of an element to a tensor of no dimensions", set_to_scalar_tensor);
+    }
     write("a write through a view of a view", [](at::Tensor& t) { t.t().slice(0, 1, 5).sub_(1); });
     write("a write through detach()", [](at::Tensor& t) { t.detach().add_(0.25); });
     write("a write through data()", [](at::Tensor& t) { t.data().add_(0.25); });

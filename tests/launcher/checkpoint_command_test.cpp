@@ -1,5 +1,7 @@
 // Runs `zerorun checkpoint list|inspect|verify|diff|prune|export|import` as users do, on small checkpoints
 // whose values are known.
+#include <sys/stat.h>
+
 #include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -136,6 +138,20 @@ TEST_CASE("list shows the checkpoints of a folder, newest first, and what is unf
   CHECK_THAT(folder.run("checkpoint list empty").out, Contains("no checkpoints"));
   fs::create_directory_symlink("out/best", folder / "link");
   CHECK_THAT(folder.run("checkpoint list link").err, Contains("is a checkpoint itself"));
+}
+
+TEST_CASE("names of folders do not reach the terminal as control characters, and pipes are not waited for") {
+  const CommandFolder folder;
+  const std::string odd = "a\x1b]0;owned\x07";
+  fs::create_directories(folder / ("out/" + odd));
+  folder.write("out/" + odd + "/manifest.json", "{}");
+  const Outcome list = folder.run("checkpoint list out");
+  CHECK_THAT(list.out + list.err, Contains("a?]0;owned?") && Contains("damaged") && !Contains("\x1b"));
+  fs::remove(folder / ("out/" + odd + "/manifest.json"));
+  REQUIRE(::mkfifo((folder / ("out/" + odd + "/manifest.json")).c_str(), 0600) == 0);
+  for (const char* command : {"list out", "verify out/a*", "inspect out/a*", "export out/a* hf"})
+    CHECK_THAT(folder.run(std::string("checkpoint ") + command + " 2>&1 | cat").out,
+               Contains("it is no regular file"));
 }
 
 TEST_CASE("inspect shows counters, files, and the parameters that a pattern names") {
@@ -492,7 +508,9 @@ TEST_CASE("Mistakes on the command line of checkpoint name the remedy") {
   CHECK_THAT(folder.run("checkpoint inspect out --tag global_step6").err,
              Contains("no tag global_step6; its tags are global_step5"));
   CHECK_THAT(folder.run("checkpoint inspect nowhere").err, Contains("nowhere: cannot be read"));
-  CHECK_THAT(folder.run("checkpoint diff out").err, Contains("--help"));
+  CHECK_THAT(folder.run("checkpoint diff out").err,
+             Contains("CHECKPOINTS: expected at least 2, found 1 (see zerorun checkpoint --help)"));
+  CHECK_THAT(folder.run("checkpoint list out out").err, Contains("FOLDER: expected at most 1, found 2"));
   const Outcome help = folder.run("checkpoint --help");
   CHECK(help.exit_code == 0);
   CHECK_THAT(help.out, Contains("prune") && Contains("Exit code"));

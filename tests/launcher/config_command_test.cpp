@@ -361,6 +361,15 @@ TEST_CASE("schema prints a JSON Schema and reference a page, both with every sec
   CHECK_THAT(page.out, StartsWith("# ") && Contains("`zero_optimization`"));
 }
 
+TEST_CASE("output that does not fit is an error, also if the text is longer than stdio's buffer") {
+  const zerorun::testing::CommandFolder folder;
+  for (const char* arguments : {"config schema", "config reference", "--help", "--version"}) {
+    const Outcome outcome =
+        folder.run(std::string(arguments) + " >/dev/full 2>problem; echo $? $(cat problem)");
+    CHECK(outcome.out == "1 zerorun: the output could not be written: No space left on device\n");
+  }
+}
+
 TEST_CASE("a mistake on the command line is one message and exit code 2") {
   const ConfigFolder folder;
   struct Case {
@@ -373,8 +382,8 @@ TEST_CASE("a mistake on the command line is one message and exit code 2") {
       {"show missing.json", "missing.json: "},
       {"diff clean.json missing.json", "missing.json: "},
       {"check", "FILE is required"},
-      {"diff clean.json", "FILES"},
-      {"show clean.json warned.json", "required but received 2"},
+      {"diff clean.json", "FILES: expected at least 2, found 1"},
+      {"show clean.json warned.json", "FILE: expected at most 1, found 2 (see zerorun config --help)"},
       {"check --world 0 clean.json", "--world"},
       {"check --world many clean.json", "--world"},
       {"check --model-hidden -5 clean.json", "--model-hidden"},

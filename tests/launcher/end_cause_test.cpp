@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <csignal>
 #include <string>
 #include <vector>
@@ -236,6 +237,18 @@ TEST_CASE("end: evidence of a child of this process") {
   CHECK_FALSE(evidence.oom_kill);
   CHECK(evidence.full_disks.empty());
   CHECK_THAT(describe_cause(evidence), StartsWith("killed from outside"));
+}
+
+TEST_CASE("a disk that does not answer does not stop the launcher") {
+  const auto is_full = [](const std::string& folder) {
+    if (folder == "/dead") ::sleep(60);
+    return folder != "/free";
+  };
+  const auto start = std::chrono::steady_clock::now();
+  CHECK(full_disks({"/full", "/free", "/data"}, is_full) == Lines{"/full", "/data"});
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::milliseconds(400));
+  CHECK(full_disks({"/dead", "/full"}, is_full) == Lines{"/full"});
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
 }
 
 TEST_CASE("end: a stopped process is distinguished from a running one") {

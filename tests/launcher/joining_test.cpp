@@ -1,27 +1,26 @@
 // Tests launchers that users start on each host of a job (--node_rank, --rdzv_endpoint). Here two launchers
 // run on one machine.
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <csignal>
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "base/listening.h"
 #include "base/seal.h"
-#include "base/unique_fd.h"
 #include "launcher/frame_socket.h"
 #include "launcher/handshake.h"
 #include "launcher/node_order.h"
 #include "tests/launcher/launched.h"
+#include "tests/launcher/leased_program.h"
 #include "tests/support/temporary_folder.h"
 
 using Catch::Matchers::Contains;
 using zerorun::Seal;
 using zerorun::testing::Launched;
+using zerorun::testing::LeasedProgram;
 using zerorun::testing::Result;
 using zerorun::testing::Setup;
 using namespace zerorun::launcher;
@@ -138,18 +137,15 @@ TEST_CASE("a launcher that joins runs what its own command line says, not what t
 }
 
 TEST_CASE("a launcher that joins obeys the first one while the system still loads its program") {
-  const zerorun::testing::TemporaryFolder folder;
-  std::filesystem::copy("/bin/true", folder / "program");
-  const zerorun::UniqueFd program(::open((folder / "program").c_str(), O_RDWR | O_CLOEXEC));
-  std::signal(SIGIO, SIG_IGN);  // the system asks for the lease with it
-  if (::fcntl(program.get(), F_SETLEASE, F_WRLCK) != 0) {
+  const LeasedProgram program;
+  if (!program.is_leased()) {
     WARN("no leases in this file system: skipped");
     return;
   }
   const std::string at = "127.0.0.1:" + port();
   Launched first(setup({"--rdzv_endpoint", at, "--node_rank", "0"}, ": >$DIR/up; sleep 0.5; exit 5"));
   Launched second(std::vector<std::string>{"--nnodes", "2", "--nproc_per_node", "1", "--rdzv_endpoint", at,
-                                           "--node_rank", "1", folder / "program"});
+                                           "--node_rank", "1", program.path()});
   const Result of_first = first.finish(8);
   CHECK(of_first.exit_code == 5);
   CHECK_THAT(of_first.err, !Contains("does not say that its ranks have ended"));

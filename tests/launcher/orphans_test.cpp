@@ -1,11 +1,21 @@
 // Tests that no process outlives a job, neither after its normal end nor after a SIGKILL of the launcher.
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -27,6 +37,18 @@ const std::string kFamily = "trap '' TERM; (sleep 300 & sleep 300) & sleep 300 &
 void start_family(Launched& job) {
   job.wait_for_output("up 0");
   job.wait_for_output("up 1");
+}
+
+// From now on this process's call of the system function `number` fails with EPERM.
+void forbid(uint32_t number) {
+  sock_filter rules[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program = {std::size(rules), rules};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+    _exit(98);
 }
 
 pid_t find_guardian(const Launched& job) {
@@ -158,6 +180,34 @@ TEST_CASE("orphans of a rank are collected while the job goes on") {
   CHECK(zerorun::testing::count_zombies(job.pid()) == 0);
   job.create_file("go");
   CHECK(job.finish().exit_code == 0);
+}
+
+TEST_CASE("the guardian keeps nothing of the launcher's open, also where the system forbids close_range()") {
+  for (const bool forbidden : {false, true}) {
+    CAPTURE(forbidden);
+    const pid_t launcher = ::fork();
+    REQUIRE(launcher >= 0);
+    if (launcher == 0) {
+      if (forbidden) forbid(__NR_close_range);
+      for (int i = 0; i < 20; ++i) {
+        if (::open("/dev/null", O_RDONLY | O_CLOEXEC) < 0) _exit(99);
+      }
+      long left = -1;
+      {
+        const Guardian guardian(0, nullptr);
+        const std::string folder = "/proc/" + std::to_string(guardian.pid()) + "/fd";
+        for (int i = 0; i < 500 && left != 4; ++i) {  // stdin, stdout, stderr and the pipe
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          const std::filesystem::directory_iterator open(folder);
+          left = std::distance(begin(open), end(open));
+        }
+      }
+      _exit(left == 4 ? 0 : 1);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(launcher, &status, 0) == launcher);
+    CHECK(status == 0);
+  }
 }
 
 TEST_CASE("the guardian does not kill a process group that it was told to forget") {

@@ -2,10 +2,12 @@
 // hosts: commands, variables, messages, and connections with and without the right ticket (handshake.h). The
 // tests in tests/cluster use several hosts.
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -23,6 +25,7 @@
 #include "launcher/rank_labels.h"
 #include "launcher/remote_start.h"
 #include "launcher/starter_processes.h"
+#include "tests/support/temporary_folder.h"
 
 using Catch::Matchers::Contains;
 using zerorun::UniqueFd;
@@ -45,6 +48,13 @@ std::pair<UniqueFd, UniqueFd> connected() {
   UniqueFd client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   REQUIRE(::connect(client.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
   return {std::move(client), UniqueFd(::accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC))};
+}
+
+// A message that encode() does not write.
+std::string encoded(const nlohmann::json& message) {
+  std::string bytes;
+  nlohmann::json::to_cbor(message, bytes);
+  return bytes;
 }
 
 // Answers up to `connections` connections, one after another. Returns whether one of them
@@ -98,6 +108,19 @@ TEST_CASE("a process that starts agents gets the launcher's additions behind the
   CHECK(ended.front().wait_status == 0);
 }
 
+TEST_CASE("a program that starts agents and is not installed is named with the remedy") {
+  Console console({"mpirun"}, false);
+  Signals signals;
+  const Guardian guardian(0, nullptr);
+  StarterProcesses starters(console, 0, signals, guardian);
+  StartCommand command = start_commands(plan(Starter::openmpi), {"a"}, {0}).front();
+  command.candidates = {"no-such-mpirun", "no-such-mpiexec"};
+  CHECK_THROWS_WITH(starters.start(command),
+                    "agents on other hosts are started by no-such-mpirun or "
+                    "no-such-mpiexec, which is not in PATH: install it, or choose "
+                    "another --launcher");
+}
+
 TEST_CASE("pdsh, mpirun and srun start all agents, and only pdsh has the ticket in its command") {
   for (const auto starter : {Starter::pdsh, Starter::openmpi, Starter::mpich, Starter::slurm}) {
     const auto commands = start_commands(plan(starter), {"a", "b"}, {0, 1});
@@ -133,6 +156,25 @@ TEST_CASE("variables of libraries are forwarded, and .deepspeed_env runs nothing
   const std::string home = std::getenv("HOME") != nullptr ? std::getenv("HOME") : "";
   ::setenv("HOME", ("/" + std::string(5000, 'h')).c_str(), 1);
   CHECK(read_environment_files().empty());
+  ::setenv("HOME", home.c_str(), 1);
+}
+
+TEST_CASE("a file of variables that is missing, a folder, a pipe or endless is an error that names it") {
+  const zerorun::testing::TemporaryFolder folder;
+  const std::string home = std::getenv("HOME") != nullptr ? std::getenv("HOME") : "";
+  ::setenv("HOME", (folder / "").c_str(), 1);
+  const auto refusal = [] { return zerorun::testing::user_error([] { read_environment_files(); }); };
+  CHECK(refusal() == "no error");
+  ::setenv("DS_ENV_FILE", "nosuch.env", 1);
+  CHECK_THAT(refusal(), Contains("DS_ENV_FILE=nosuch.env: there is no such file"));
+  ::setenv("DS_ENV_FILE", "/dev/zero", 1);
+  CHECK_THAT(refusal(), Contains("cannot read the variables in /dev/zero: it has more than 1 MiB"));
+  ::unsetenv("DS_ENV_FILE");
+  std::filesystem::create_directory(folder / ".deepspeed_env");
+  CHECK_THAT(refusal(), Contains(".deepspeed_env: it is a directory"));
+  std::filesystem::remove(folder / ".deepspeed_env");
+  REQUIRE(::mkfifo((folder / ".deepspeed_env").c_str(), 0600) == 0);
+  CHECK_THAT(refusal(), Contains(".deepspeed_env: it is a pipe into which nobody writes"));
   ::setenv("HOME", home.c_str(), 1);
 }
 
@@ -194,9 +236,30 @@ TEST_CASE("an address or a number that cannot be meant is refused") {
     CAPTURE(point.address, point.port);
     CHECK_THROWS_WITH(decode<MeetingPoint>(encode(point)), Contains("invalid message"));
   }
-  std::string large;
-  nlohmann::json::to_cbor(nlohmann::json::array({"a", (int64_t{1} << 40) + 80}), large);
-  CHECK_THROWS_WITH(decode<MeetingPoint>(large), Contains("expected a whole number from 1 to 65535"));
+  CHECK_THROWS_WITH(decode<MeetingPoint>(encoded({"a", (int64_t{1} << 40) + 80})),
+                    Contains("expected a whole number from 1 to 65535"));
+  // As int, each of these numbers would be the one behind it, or a number that no system knows.
+  const nlohmann::json no_numbers = {(int64_t{1} << 32) + 1, UINT64_MAX, -2, 0.5, true, "1"};
+  for (const nlohmann::json& number : no_numbers) {
+    CAPTURE(number.dump());
+    CHECK_THROWS_WITH(decode<AgentHello>(encoded({"1.0", number, "a", ""})),
+                      Contains("from -1 to 2147483647"));
+    CHECK_THROWS_WITH(decode<NodeResult>(encoded({number, 0})), Contains("from 0 to 255"));
+    CHECK_THROWS_WITH(decode<NodeResult>(encoded({0, number})), Contains("from 0 to 64"));
+    CHECK_THROWS_WITH(decode<StoppedRank>(encoded({number, "stopped"})), Contains("from 0 to 2147483647"));
+    CHECK_THROWS_WITH(decode<RankFailure>(encoded({number, 0, "", nlohmann::json::array()})),
+                      Contains("from 0 to 2147483647"));
+    CHECK_THROWS_WITH(decode<RankFailure>(encoded({0, number, "", nlohmann::json::array()})),
+                      Contains("from 0 to 65535"));
+    NodeOrder order;
+    order.nodes = {{"a", {0}}};
+    nlohmann::json message = nlohmann::json::from_cbor(encode(order));
+    message["nodes"][0][1][0] = number;
+    CHECK_THROWS_WITH(decode<NodeOrder>(encoded(message)), Contains("from 0 to 2147483647"));
+    message = nlohmann::json::from_cbor(encode(order));
+    message["logs"]["tee"][0] = number;
+    CHECK_THROWS_WITH(decode<NodeOrder>(encoded(message)), Contains("from 0 to 3"));
+  }
   for (const auto& [type, payload] :
        std::vector<std::pair<FrameType, std::string>>{{FrameType::end, "abc"},
                                                       {FrameType::end, "-1"},

@@ -1,21 +1,18 @@
 // Tests signals that are already ignored when the launcher starts: SIGHUP under nohup, SIGINT in the
 // background of a shell script.
-#include <fcntl.h>
-
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <csignal>
-#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/unique_fd.h"
 #include "tests/launcher/launched.h"
-#include "tests/support/temporary_folder.h"
+#include "tests/launcher/leased_program.h"
 
 using Catch::Matchers::Contains;
 using zerorun::testing::Launched;
+using zerorun::testing::LeasedProgram;
 using zerorun::testing::Result;
 
 namespace {
@@ -60,17 +57,13 @@ TEST_CASE("a signal that was not ignored ends the job although another one was i
   CHECK_THAT(result.err, Contains("SIGTERM: ending the job") && !Contains("SIGINT"));
 }
 
-// While somebody holds a write lease, the system lets execve() wait, as it does for a file on a slow server.
 TEST_CASE("a job is interrupted while the system still loads its program") {
-  const zerorun::testing::TemporaryFolder folder;
-  std::filesystem::copy("/bin/true", folder / "program");
-  const zerorun::UniqueFd program(::open((folder / "program").c_str(), O_RDWR | O_CLOEXEC));
-  std::signal(SIGIO, SIG_IGN);  // the system asks for the lease with it
-  if (::fcntl(program.get(), F_SETLEASE, F_WRLCK) != 0) {
+  const LeasedProgram program;
+  if (!program.is_leased()) {
     WARN("no leases in this file system: skipped");
     return;
   }
-  Launched job(std::vector<std::string>{"--num_gpus", "2", folder / "program"});
+  Launched job(std::vector<std::string>{"--num_gpus", "2", program.path()});
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   job.signal(SIGINT);
   const Result result = job.finish(8);

@@ -1,0 +1,27 @@
+// A pointer to a node of autograd's graph, in all supported versions of LibTorch. Any thread.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+namespace zerorun {
+
+/// std::shared_ptr up to LibTorch 2.12, c10::intrusive_ptr from 2.13 on.
+using NodePointer = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+
+namespace detail {
+// `Weak` is the weak pointer of the same kind.
+template <typename Weak>
+void set_accumulator(void set(const at::Tensor&, Weak), const at::Tensor& parameter,
+                     const NodePointer& node) {
+  set(parameter, Weak(node));
+}
+}  // namespace detail
+
+inline void set_grad_accumulator(const at::Tensor& parameter, const NodePointer& node) {
+  detail::set_accumulator(torch::autograd::impl::set_grad_accumulator, parameter, node);
+}
+
+}  // namespace zerorun
