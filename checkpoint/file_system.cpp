@@ -34,9 +34,7 @@ class LocalFileSystem : public FileSystem {
     }
     return static_cast<int>(result_of(::open(file.c_str(), kFlags, 0666)));
   }
-  int open(const fs::path& file) override {
-    return static_cast<int>(result_of(::open(file.c_str(), O_RDONLY | O_CLOEXEC)));
-  }
+  int open(const fs::path& file) override { return checked(UniqueFd(::open(file.c_str(), kReading))); }
   int create_nameless(const fs::path& folder) override {
     constexpr int kFlags = O_RDWR | O_TMPFILE | O_CLOEXEC;
     int opened = ::open(folder.c_str(), kFlags | O_DIRECT, 0666);
@@ -112,7 +110,7 @@ class LocalFileSystem : public FileSystem {
     return names_in(UniqueFd(::openat(folder, ".", kFolder)));
   }
   int open_at(int folder, const std::string& name) override {
-    return static_cast<int>(result_of(::openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC)));
+    return checked(UniqueFd(::openat(folder, name.c_str(), kReading)));
   }
   int remove_at(int folder, const std::string& name) override {
     return static_cast<int>(result_of(::unlinkat(folder, name.c_str(), 0)));
@@ -140,6 +138,19 @@ class LocalFileSystem : public FileSystem {
 
  private:
   static constexpr int kFolder = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+  // Without O_NONBLOCK, open() would wait until somebody opens a pipe for writing.
+  static constexpr int kReading = O_RDONLY | O_NONBLOCK | O_CLOEXEC;
+
+  // Returns the number of a regular file that was opened with kReading, else an error.
+  static int checked(UniqueFd file) {
+    struct stat status {};
+    if (!file.is_open() || ::fstat(file.get(), &status) != 0) return -errno;
+    if (S_ISDIR(status.st_mode)) return -EISDIR;
+    if (!S_ISREG(status.st_mode)) return -kNotRegular;
+    const int flags = ::fcntl(file.get(), F_GETFL);
+    if (flags >= 0) ::fcntl(file.get(), F_SETFL, flags & ~O_NONBLOCK);
+    return file.release();
+  }
 
   static std::optional<std::vector<std::string>> names_in(UniqueFd folder) {
     if (!folder.is_open()) return std::nullopt;
@@ -178,7 +189,8 @@ const char* remedy_of(int error) {
 }
 
 [[noreturn]] void fail(const fs::path& path, const std::string& what, int error) {
-  throw UserError(path.string() + " cannot be " + what + ": " + std::strerror(error) + remedy_of(error));
+  const std::string reason = error == kNotRegular ? "it is no regular file" : std::strerror(error);
+  throw UserError(path.string() + " cannot be " + what + ": " + reason + remedy_of(error));
 }
 
 // Repeats `transfer`, which may move fewer bytes than requested, until all bytes are moved.
@@ -247,8 +259,13 @@ void OpenFile::read(std::span<std::byte> bytes, int64_t offset) const {
                [this](auto rest, int64_t at) { return files_->read(file_, rest, at); });
 }
 
-std::string OpenFile::text() const {
-  std::string text(static_cast<size_t>(size()), '\0');
+std::string OpenFile::text(int64_t most_bytes) const {
+  const int64_t bytes = size();
+  if (bytes > most_bytes) {
+    throw UserError(path_.string() + " cannot be read: it has " + std::to_string(bytes) +
+                    " bytes, expected at most " + std::to_string(most_bytes));
+  }
+  std::string text(static_cast<size_t>(bytes), '\0');
   read(std::as_writable_bytes(std::span(text)), 0);
   return text;
 }
@@ -273,11 +290,11 @@ void OpenFile::allocate(int64_t bytes) {
   check_done(files_->allocate(file_, bytes), path_, "given a file of " + std::to_string(bytes) + " bytes");
 }
 
-std::optional<std::string> read_text(FileSystem& files, const fs::path& path) {
+std::optional<std::string> read_text(FileSystem& files, const fs::path& path, int64_t most_bytes) {
   const int number = files.open(path);
   if (number == -ENOENT || number == -ENOTDIR) return std::nullopt;
   check_done(number, path, "opened");
-  return OpenFile(files, path, number).text();
+  return OpenFile(files, path, number).text(most_bytes);
 }
 
 void write_text(FileSystem& files, const fs::path& path, const std::string& text) {

@@ -31,6 +31,9 @@ enum class Caching {
 };
 inline constexpr int64_t kPageBytes = 4096;
 
+/// What open() and open_at() return, negated, for a file that is no regular one, such as a pipe. No errno.
+inline constexpr int kNotRegular = 1'000'000;
+
 /// The functions behave like the system calls of the same names, but return -errno on failure. `int file` is
 /// the number of an open file, which create(), open() or create_nameless() returned. A name is durable once
 /// its folder is synced, and a file's bytes are durable once the file is synced.
@@ -40,6 +43,7 @@ class FileSystem {
 
   /// Creates `file`, which must not exist, for reading and writing. Returns its file number.
   virtual int create(const std::filesystem::path& file, Caching caching) = 0;
+  /// Opens a regular file for reading. Does not wait, as the system's open() of a pipe would.
   virtual int open(const std::filesystem::path& file) = 0;
   /// Creates a file without a name on the folder's file system, for reading and writing, with O_DIRECT if the
   /// file system supports it. close() deletes the file, unless link_open() has given it a name.
@@ -91,6 +95,10 @@ class FileSystem {
 /// The file system of this machine.
 FileSystem& local_file_system();
 
+/// The longest manifest or index that is read. A longer file is damaged, and might fill the memory: a sparse
+/// one can have any size.
+inline constexpr int64_t kMostTextBytes = int64_t{1} << 30;
+
 /// An open file. Throws UserError naming the file, the failed operation and the system's reason.
 class OpenFile {
  public:
@@ -108,8 +116,8 @@ class OpenFile {
   /// Writes or reads all of `bytes`, or throws.
   void write(std::span<const std::byte> bytes, int64_t offset);
   void read(std::span<std::byte> bytes, int64_t offset) const;
-  /// Returns the content of the whole file.
-  std::string text() const;
+  /// Returns the content of the whole file. Throws if it has more than `most_bytes`.
+  std::string text(int64_t most_bytes = kMostTextBytes) const;
   int64_t size() const;
   void sync();
   void allocate(int64_t bytes);
@@ -130,8 +138,10 @@ class OpenFile {
 /// `what` names the operation, such as "removed".
 void check_done(int result, const std::filesystem::path& path, const std::string& what);
 
-/// Returns the file's text; absent if the file does not exist.
-std::optional<std::string> read_text(FileSystem& files, const std::filesystem::path& path);
+/// Returns the file's text; absent if the file does not exist. Throws UserError if it has more than
+/// `most_bytes`.
+std::optional<std::string> read_text(FileSystem& files, const std::filesystem::path& path,
+                                     int64_t most_bytes = kMostTextBytes);
 /// Creates the file `path`, which must not exist, with the content `text`, and syncs the file.
 void write_text(FileSystem& files, const std::filesystem::path& path, const std::string& text);
 /// Creates `folder` and its missing parents. When it returns, their names are synced, so no crash can undo

@@ -145,9 +145,10 @@ std::shared_ptr<FolderLock> try_lock(const fs::path& path) {
 }
 
 std::string holder_of(const fs::path& path) {
+  constexpr int64_t kMostOwnerBytes = 4096;
   std::string text;
   try {
-    text = read_text(local_file_system(), path).value_or("");
+    text = read_text(local_file_system(), path, kMostOwnerBytes).value_or("");
   } catch (const UserError&) {
     text.clear();
   }

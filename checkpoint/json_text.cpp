@@ -94,6 +94,10 @@ bool is_json_text(const std::string& text) {
 }
 
 void check_json(const std::string& text, const std::string& what) {
+  if (text.size() > kLongestJson) {
+    throw UserError(what + " has " + std::to_string(text.size()) + " bytes as JSON, expected at most " +
+                    std::to_string(kLongestJson) + ": keep tensors as tensors, and data in files");
+  }
   Checker checker(what);
   json::sax_parse(text, &checker);
 }

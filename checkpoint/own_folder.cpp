@@ -23,6 +23,7 @@ constexpr std::string_view kPartial = ".partial";
 constexpr std::string_view kData = ".safetensors";
 constexpr const char* kPartialLatest = "latest";  // ".latest.ID.partial", a file
 constexpr size_t kIdDigits = 16;
+constexpr int64_t kMostMarkerBytes = 4096;
 
 // The end of the marker of a save of this host.
 std::string on_this_host() {
@@ -70,7 +71,7 @@ std::string marker_text(const std::string& id) {
 }
 
 bool is_marked(FileSystem& files, const fs::path& folder, const std::string& id) {
-  const auto text = read_text(files, folder / kMarkerName);
+  const auto text = read_text(files, folder / kMarkerName, kMostMarkerBytes);
   return text && text->starts_with(std::string(kMarker) + id + "\n");
 }
 
@@ -79,11 +80,11 @@ bool is_checkpoint(FileSystem& files, const fs::path& folder) {
   return manifest && outline_of(*manifest);
 }
 
-std::string OpenFolder::text(const std::string& name) const {
+std::string OpenFolder::text(const std::string& name, int64_t most_bytes) const {
   const int file = files_->open_at(folder_, name);
   if (file < 0) return "";
   try {
-    return OpenFile(*files_, name, file).text();
+    return OpenFile(*files_, name, file).text(most_bytes);
   } catch (const UserError&) {
     return "";
   }
@@ -114,7 +115,7 @@ std::optional<OwnFolder> own_folder(FileSystem& files, const fs::path& folder) {
   const auto names = files.list_open(own.folder.number());
   if (!names) return std::nullopt;
   const auto outline = outline_of(own.folder.text(kManifestName));
-  if (std::string marker = own.folder.text(kMarkerName); marker.starts_with(kMarker))
+  if (std::string marker = own.folder.text(kMarkerName, kMostMarkerBytes); marker.starts_with(kMarker))
     own.marker = std::move(marker);
   if (!outline && own.marker.empty()) return std::nullopt;
   if (outline) {

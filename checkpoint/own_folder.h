@@ -48,8 +48,8 @@ class OpenFolder {
   OpenFolder& operator=(OpenFolder&&) = delete;
 
   int number() const { return folder_; }  // below 0: not open
-  /// The text of a file in the folder; empty if it cannot be read.
-  std::string text(const std::string& name) const;
+  /// The text of a file in the folder; empty if it cannot be read, or has more than `most_bytes`.
+  std::string text(const std::string& name, int64_t most_bytes = kMostTextBytes) const;
 
  private:
   FileSystem* files_;

@@ -207,8 +207,9 @@ std::vector<std::string> published_tags(FileSystem& files, const fs::path& direc
   return tags;
 }
 
-std::optional<std::string> latest_tag(FileSystem& files, const fs::path& directory) {
-  std::optional<std::string> text = read_text(files, directory / kLatest);
+std::optional<std::string> tag_in_file(FileSystem& files, const fs::path& file) {
+  constexpr int64_t kMostBytes = 4096;
+  std::optional<std::string> text = read_text(files, file, kMostBytes);
   if (!text) return std::nullopt;
   constexpr std::string_view kMark = "\xEF\xBB\xBF";
   constexpr std::string_view kBlanks = " \t\r\n\v\f";
@@ -218,9 +219,13 @@ std::optional<std::string> latest_tag(FileSystem& files, const fs::path& directo
   try {
     check_tag(*text);
   } catch (const UserError& error) {
-    throw UserError((directory / kLatest).string() + " names no checkpoint: " + error.what());
+    throw UserError(file.string() + " names no checkpoint: " + error.what());
   }
   return text;
+}
+
+std::optional<std::string> latest_tag(FileSystem& files, const fs::path& directory) {
+  return tag_in_file(files, directory / kLatest);
 }
 
 }  // namespace zerorun::checkpoint

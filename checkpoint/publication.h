@@ -80,8 +80,10 @@ class Publication {
 
 /// Returns the published tags in the folder, sorted by name.
 std::vector<std::string> published_tags(FileSystem& files, const std::filesystem::path& directory);
-/// Returns the tag that the file `latest` names, without white space and a byte order mark around it; absent
-/// if there is no such file.
+/// Returns the tag that `file`, such as `latest`, names, without white space and a byte order mark around it;
+/// absent if there is no such file. Throws UserError if it names none.
+std::optional<std::string> tag_in_file(FileSystem& files, const std::filesystem::path& file);
+/// As tag_in_file(), for the file `latest` of a folder of checkpoints.
 std::optional<std::string> latest_tag(FileSystem& files, const std::filesystem::path& directory);
 
 }  // namespace zerorun::checkpoint

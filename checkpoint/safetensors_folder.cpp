@@ -13,6 +13,8 @@ namespace zerorun {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr const char* kMetadataName = "__metadata__";
+
 std::string shard_name(const std::string& stem, size_t index, size_t count) {
   if (count == 1) return stem + ".safetensors";
   constexpr size_t kNumberBytes = 64;
@@ -39,7 +41,7 @@ bool is_exported(const std::string& name, const std::string& stem) {
 }  // namespace
 
 std::string safetensors_header(std::span<const TensorToStore> tensors) {
-  nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // transformers requires this entry
+  nlohmann::ordered_json header = {{kMetadataName, {{"format", "pt"}}}};  // transformers requires this entry
   std::string text = header.dump();
   text.pop_back();
   int64_t end = 0;
@@ -66,6 +68,10 @@ SafetensorsFolder::SafetensorsFolder(checkpoint::FileSystem& files, fs::path fol
                                      std::string stem)
     : files_(&files), folder_(std::move(folder)), stem_(std::move(stem)), tensors_(std::move(tensors)) {
   if (tensors_.empty()) throw UserError(folder_.string() + ": no tensors to write");
+  if (std::ranges::find(tensors_, kMetadataName, &TensorToStore::name) != tensors_.end()) {
+    throw UserError(folder_.string() + ": a tensor is named " + kMetadataName +
+                    ", which in safetensors files is the name of the metadata: rename it in the model");
+  }
   checkpoint::make_folders(*files_, folder_);
   plan_shards(max_shard_bytes);
   begin_shard();

@@ -97,7 +97,7 @@ std::string explain_load_failure(const std::string& linkers_words) {
            "add the folder of " +
            library + " to LD_LIBRARY_PATH";
   }
-  if (library == kName) {
+  if (library.starts_with("libzerorun_cuda.so")) {
     return failure +
            "build ZeroRun on a machine with the CUDA toolkit, or set ZERORUN_CUDA_LIBRARY to the path of "
            "that file";

@@ -88,11 +88,21 @@ std::string place_of(std::string_view path) {
   return std::string(path) + (section_of(path).empty() ? " at the top level" : "");
 }
 
+/// Returns in parentheses that a section around the key, or the key itself, is not supported; empty if all
+/// are.
+std::string support_of(const std::string& path) {
+  for (std::size_t end = path.find('.');; end = path.find('.', end + 1)) {
+    const KeyFact* fact = find_key(path.substr(0, end));
+    if (fact && fact->status == KeyStatus::not_supported) return " (" + status_in_words(*fact) + ")";
+    if (end == std::string::npos) return "";
+  }
+}
+
 /// Returns the places of all keys with this name for which is_present() holds, except the path `section`.
 std::vector<std::string> places_of(std::string_view name, std::string_view section = {}) {
   std::vector<std::string> places;
   for (const std::string& path : paths_of(name)) {
-    if (path != section && is_present(*find_key(path))) places.push_back(place_of(path));
+    if (path != section && is_present(*find_key(path))) places.push_back(place_of(path) + support_of(path));
   }
   return places;
 }

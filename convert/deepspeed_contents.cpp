@@ -76,6 +76,13 @@ int64_t step_of(TorchFile* file, const PickledField& field) {
   return static_cast<int64_t>(step);
 }
 
+int zero_stage_of(const PickledField& facts) {
+  const PickledField field = facts.need("zero_stage");
+  const int64_t stage = field.integer();
+  if (stage >= 1 && stage <= 3) return static_cast<int>(stage);
+  throw UserError(field.place + ": " + std::to_string(stage) + ", expected 1, 2 or 3");
+}
+
 int64_t numel_of(const std::vector<int64_t>& shape, const std::string& place) {
   int64_t numel = 1;
   int64_t strides = 1;  // product of the nonzero sizes, which must not overflow even if numel is 0

@@ -52,6 +52,8 @@ void add_state(SourceParameter& parameter, const std::string& state, const Sourc
                const std::string& place);
 /// Returns the value of an optimizer's step, which is stored as a number or as a tensor with one float.
 int64_t step_of(TorchFile* file, const PickledField& field);
+/// Returns the ZeRO stage in a dict of DeepSpeed's optimizer. Throws UserError unless it is 1, 2 or 3.
+int zero_stage_of(const PickledField& facts);
 /// Returns the number of elements. Throws UserError if it does not fit into int64_t.
 int64_t numel_of(const std::vector<int64_t>& shape, const std::string& place);
 

@@ -23,11 +23,7 @@ std::vector<std::string> names_in(checkpoint::FileSystem& files, const fs::path&
 // returns `folder`.
 fs::path tag_folder(checkpoint::FileSystem& files, const fs::path& folder) {
   for (const char* const name : {"latest", "latest_universal"}) {
-    auto tag = read_text(files, folder / name);
-    if (!tag) continue;
-    while (!tag->empty() && (tag->back() == '\n' || tag->back() == '\r')) tag->pop_back();
-    checkpoint::check_tag(*tag);
-    return folder / *tag;
+    if (const auto tag = checkpoint::tag_in_file(files, folder / name)) return folder / *tag;
   }
   return folder;
 }

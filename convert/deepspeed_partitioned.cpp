@@ -71,10 +71,7 @@ class PartitionsReader {
   // "zero_stage". Its files are recognised by "single_partition_of_fp32_groups".
   void check(const PickledField& first) {
     const bool is_bf16_optimizer = !first.find("zero_stage") && first.find("single_partition_of_fp32_groups");
-    const int64_t stage = is_bf16_optimizer ? 1 : first.need("zero_stage").integer();
-    if (stage < 1 || stage > 3)
-      throw UserError(first.place + ".zero_stage: " + std::to_string(stage) + ", expected 1, 2 or 3");
-    contents_.result.stage = static_cast<int>(stage);
+    contents_.result.stage = is_bf16_optimizer ? 1 : zero_stage_of(first);
     const int world_size = contents_.result.facts.world_size;
     if (static_cast<size_t>(world_size) != files_.size())
       throw UserError(contents_.folder.path.string() + ": " + std::to_string(files_.size()) +

@@ -31,7 +31,7 @@ std::optional<int64_t> read_states(DeepSpeedContents& contents, const std::files
 void read_universal(DeepSpeedContents& contents) {
   const auto zero = contents.folder.path / "zero";
   const PickledField facts = root_of(*contents.open(zero / "optimizer_state.pt"));
-  contents.result.stage = static_cast<int>(facts.need("zero_stage").integer());
+  contents.result.stage = zero_stage_of(facts);
   add_groups(facts.need("param_groups"), contents.numbers());
   if (contents.result.facts.precision == "fp16")
     add_loss_scale(facts.need("loss_scaler"), contents.numbers());

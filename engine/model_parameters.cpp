@@ -1,12 +1,16 @@
 #include "engine/model_parameters.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -237,6 +241,40 @@ ModelParameters collect_parameters(const Model& model, const Config& config,
   return result;
 }
 
+namespace {
+
+std::string broadcast_text(std::string text, int root, Communicator& communicator, const std::string& label) {
+  at::Tensor size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
+  communicator.broadcast(size, root, label)->wait();
+  text.resize(static_cast<size_t>(size.item<int64_t>()));
+  at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  communicator.broadcast(bytes, root, label)->wait();
+  std::memcpy(text.data(), bytes.const_data_ptr(), text.size());
+  return text;
+}
+
+// The first difference between two descriptions, whose first lines are settings and whose other lines are a
+// parameter or buffer each.
+std::string first_difference(const std::string& of_rank_0, const std::string& own, int rank) {
+  constexpr size_t kShown = 300;
+  std::istringstream theirs(of_rank_0), ours(own);
+  std::string one, other;
+  std::getline(theirs, one);
+  std::getline(ours, other);
+  if (one != other)
+    return "their configs, optimizers or schedules differ (`zerorun config diff` compares files)";
+  while (one == other && theirs) {
+    one = other = "nothing more";
+    std::getline(theirs, one);
+    std::getline(ours, other);
+  }
+  return "rank 0 has " + one.substr(0, kShown) + " where rank " + std::to_string(rank) + " has " +
+         other.substr(0, kShown);
+}
+
+}  // namespace
+
 void check_ranks_agree(const ModelParameters& model, const std::string& settings,
                        Communicator& communicator) {
   std::string description = settings;
@@ -253,13 +291,18 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
   at::Tensor prints = at::zeros({communicator.world_size()}, at::kLong);
   int64_t* data = prints.mutable_data_ptr<int64_t>();
   data[communicator.rank()] = fingerprint(description);
-  communicator.all_reduce(prints, "the ranks' model descriptions")->wait();
+  const std::string label = "the ranks' model descriptions";
+  communicator.all_reduce(prints, label)->wait();
   for (int rank = 1; rank < communicator.world_size(); ++rank) {
     if (data[rank] == data[0]) continue;
+    const std::string of_rank_0 = broadcast_text(description, 0, communicator, label);
+    const bool is_odd = communicator.rank() == rank;
+    const std::string difference = broadcast_text(
+        is_odd ? first_difference(of_rank_0, description, rank) : "", rank, communicator, label);
     throw UserError(
-        "rank " + std::to_string(rank) +
-        " has another model or another config than rank 0: names, order, shapes, strides, dtypes and groups "
-        "of parameters and buffers and all settings must agree; build both the same way on every rank");
+        "rank " + std::to_string(rank) + " has another model or another config than rank 0: " + difference +
+        "; names, order, shapes, strides, dtypes and groups of parameters and buffers and all settings must "
+        "agree: build both the same way on every rank");
   }
 }
 

@@ -3,8 +3,10 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <variant>
@@ -202,6 +204,18 @@ void bind_checkpoints(Class& engine) {
             on_all_ranks(core.get().communicator(), "what Python saves", [&] {
               if (!reason.empty()) throw UserError(reason);
             });
+          },
+          NoGil())
+      .def(
+          "has_checkpoint",  // a collective: whether `folder` names a checkpoint where rank 0 looks
+          [](CoreEngine& core, const std::string& folder) {
+            Communicator& communicator = core.get().communicator();
+            std::error_code error;
+            const bool is_there = communicator.rank() == 0 &&
+                                  std::filesystem::exists(std::filesystem::path(folder) / "latest", error);
+            return !exchange_texts(is_there ? "there" : "", communicator, "load_checkpoint()")
+                        .front()
+                        .empty();
           },
           NoGil())
       .def(

@@ -177,6 +177,14 @@ class RawReader(torch.nn.Module):
         return self.function(x, self.weight)
 
 
+def test_a_model_without_parameters_has_no_engine():
+    engine = make(3)  # of another model
+    model = torch.nn.Sequential(torch.nn.Tanh())
+    tanh, = zerorun.utils.set_z3_leaf_modules(model, [torch.nn.Tanh])
+    assert getattr(tanh, zerorun.raw_access.MARK)  # for the engine that the model may get later
+    step(engine)
+
+
 @pytest.mark.parametrize("named_before", [True, False])
 def test_a_module_that_reads_addresses(named_before):
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), RawReader(), torch.nn.Linear(6, 2))

@@ -32,6 +32,15 @@ def test_configs_that_are_no_json(tmp_path):
     refused("json:1:2: error", odd)
 
 
+def test_configs_that_never_end(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")  # nobody writes into it
+    refused("pipe.json", tmp_path / "pipe.json")
+    (tmp_path / "sparse.json").touch()
+    os.truncate(tmp_path / "sparse.json", 5_000_000_000)
+    refused("sparse.json: it has more than 16 MiB", tmp_path / "sparse.json")
+    refused("/dev/zero: it has more than 16 MiB", "/dev/zero")
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_model_that_has_an_engine(stage):
     model = net()

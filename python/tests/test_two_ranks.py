@@ -5,6 +5,7 @@ from launch import run
 
 CASES = {
     "gan.py": [("1", "module"), ("2", "optimizer"), ("3", "module"), ("3", "frozen")],
+    "lagging_folder.py": [("1",), ("3",)],
     "refused_save.py": [("2",), ("3",)],
     "resized_embeddings.py": [("2",), ("3",)],
 }

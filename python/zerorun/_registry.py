@@ -42,8 +42,10 @@ def owner_of(tensor):
 
 
 def engine_of(parameters):
-    """Returns the engine of all these parameters; None if none of them has an engine yet."""
+    """Returns the engine of all these parameters; None if none of them has an engine yet, or there are none."""
     found = None
+    if not parameters:
+        return None
     for engine in living():
         owned = sum(id(parameter) in engine._parameter_names for parameter in parameters)
         if owned == len(parameters):

@@ -300,11 +300,12 @@ class Engine(Facts, torch.nn.Module):
 
     def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True,
                         load_lr_scheduler_states=True, load_module_only=False, custom_load_fn=None):
-        """Returns (path, client_state); (None, None) if no tag is given and the folder has no checkpoint."""
+        """Returns (path, client_state); (None, None) if no tag is given and the folder of rank 0 has no file `latest`. A
+        collective."""
         if custom_load_fn is not None:
             raise not_supported("load_checkpoint(custom_load_fn=...)", "load with load_module_strict=False")
         load_dir = os.fspath(load_dir)
-        if tag is None and not os.path.exists(os.path.join(load_dir, "latest")):
+        if tag is None and not self._core.has_checkpoint(os.fsencode(load_dir)):
             log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", load_dir)
             return None, None
         whole = not (load_module_only or self._config["computes_only"])

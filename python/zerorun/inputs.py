@@ -7,6 +7,15 @@ import torch
 
 from ._core import UserError
 
+_MOST_CHARACTERS = 16 << 20  # as in config/file.cpp
+
+
+def _open_at_once(path, flags):
+    """Plain open() would wait until somebody opens a pipe for writing."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
 
 def read_config(args, config):
     if config is None:
@@ -22,12 +31,15 @@ def read_config(args, config):
         raise UserError(f"initialize(): config is a {type(config).__name__}, expected a dict or the path of a ds_config.json")
     name = os.fsencode(config).decode(errors="replace")
     try:
-        with open(config, encoding="utf-8") as file:
-            return file.read(), name
+        with open(config, encoding="utf-8", opener=_open_at_once) as file:
+            text = file.read(_MOST_CHARACTERS + 1)
     except OSError as error:
         raise UserError(f"initialize(): cannot read the config {name}: {error.strerror}") from error
     except ValueError as error:  # a name with a 0 byte, or text that is not UTF-8
         raise UserError(f"initialize(): cannot read the config {name!r}: expected a file of UTF-8 text: {error}") from error
+    if len(text) > _MOST_CHARACTERS:
+        raise UserError(f"initialize(): cannot read the config {name}: it has more than 16 MiB")
+    return text, name
 
 
 def refuse_models(model):

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 
 namespace zerorun {
@@ -12,12 +13,15 @@ namespace {
 
 constexpr const char* kHeader = "step,loss,grad_norm,lr,loss_scale,skipped";
 
-// Returns the lines of the csv log `file` for steps before `first`; empty if `file` is not a csv log.
+// Returns the lines of the csv log `file` for steps before `first`; empty if `file` is not a csv log. A pipe
+// is not opened for reading: that would wait until somebody writes into it.
 std::string earlier_lines(const std::string& file, int64_t first) {
-  std::ifstream stream(file);
   std::string line;
   std::string lines;
-  if (first == 0 || !std::getline(stream, line) || line != kHeader) return lines;
+  std::error_code error;
+  if (first == 0 || !std::filesystem::is_regular_file(file, error)) return lines;
+  std::ifstream stream(file);
+  if (!std::getline(stream, line) || line != kHeader) return lines;
   while (std::getline(stream, line) && !stream.eof() && std::atoll(line.c_str()) < first)
     lines += line + "\n";
   return lines;

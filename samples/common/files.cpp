@@ -5,6 +5,7 @@
 #include <zerorun/program.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -14,10 +15,20 @@ namespace zerorun {
 namespace fs = std::filesystem;
 
 std::string read_text(const fs::path& file) {
+  constexpr std::uintmax_t kMostBytes = std::uintmax_t{1} << 30;  // a sparse file can have any size
   std::error_code error;
-  if (fs::is_directory(file, error)) throw UserError(file.string() + ": is a folder, expected a file");
+  const fs::file_status status = fs::status(file, error);
+  if (fs::is_directory(status)) throw UserError(file.string() + ": is a folder, expected a file");
+  // Opening a pipe would wait until somebody writes into it.
+  if (fs::exists(status) && !fs::is_regular_file(status))
+    throw UserError(file.string() + ": is no regular file");
   std::ifstream stream(file, std::ios::binary);
   if (!stream) throw UserError(file.string() + ": cannot be opened: " + std::strerror(errno));
+  const std::uintmax_t bytes = fs::file_size(file, error);
+  if (!error && bytes > kMostBytes) {
+    throw UserError(file.string() + ": has " + std::to_string(bytes) + " bytes, expected at most " +
+                    std::to_string(kMostBytes));
+  }
   std::ostringstream text;
   text << stream.rdbuf();
   if (stream.bad()) throw UserError(file.string() + ": cannot be read: " + std::strerror(errno));

@@ -7,7 +7,8 @@
 
 namespace zerorun {
 
-/// Returns the file's content. Throws UserError with the file's name and the reason.
+/// Returns the content of a regular file of at most 1 GiB. Throws UserError with the file's name and the
+/// reason.
 std::string read_text(const std::filesystem::path& file);
 /// Returns the parsed file. Throws UserError with the file's name, and for bad JSON the line and column.
 /// Nesting deeper than 100 levels is an error.

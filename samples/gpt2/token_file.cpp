@@ -179,7 +179,8 @@ fs::path make_token_file(const TokenSource& source, const Tokenizer& tokenizer, 
 }
 
 TokenFile::TokenFile(const fs::path& file) : name_(file.string()) {
-  const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK, open() would wait until somebody opens a pipe for writing.
+  const int descriptor = ::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (descriptor < 0) throw UserError(name_ + ": cannot be opened: " + std::strerror(errno));
   bytes_ = ::lseek(descriptor, 0, SEEK_END);
   void* memory = bytes_ < static_cast<int64_t>(sizeof(Header))

@@ -19,7 +19,10 @@ constexpr size_t kPart = 1 << 20;
 }  // namespace
 
 TextReader::TextReader(const std::filesystem::path& file, bool any_bytes)
-    : name_(file.string()), any_bytes_(any_bytes), file_(::open(file.c_str(), O_RDONLY | O_CLOEXEC)) {
+    : name_(file.string()),
+      any_bytes_(any_bytes),
+      // Without O_NONBLOCK, open() would wait until somebody opens a pipe for writing.
+      file_(::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
   if (file_ < 0)
     throw UserError(name_ + ": cannot be opened: " + std::strerror(errno) + " (expected a text file)");
   struct stat status {};

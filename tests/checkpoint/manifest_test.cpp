@@ -215,6 +215,8 @@ TEST_CASE("A client state that would not come back as it is is refused with the 
   CHECK_THAT(refusal("{\"a\": \"\xff\"}"), Contains("client_state is not JSON"));
   CHECK_THAT(refusal(std::string(2000, '[') + std::string(2000, ']')),
              Contains("nested more than 1000 deep"));
+  CHECK_THAT(refusal(std::string(kLongestJson + 1, ' ')),
+             Contains("client_state has 536870913 bytes as JSON, expected at most 536870912"));
 }
 
 TEST_CASE("Every client state that may be saved can be read, as it was") {

@@ -81,6 +81,16 @@ TEST_CASE("the written bytes follow the format") {
   CHECK(header["__metadata__"]["format"] == "pt");
 }
 
+TEST_CASE("a tensor with the name of the metadata is refused before anything is written") {
+  const TemporaryFolder folder;
+  const auto write = [&](const std::string& name) {
+    return user_error([&] { write_safetensors(folder / "out/x.safetensors", {{name, {"F32", {0}, {}}}}); });
+  };
+  CHECK_THAT(write("__metadata__"), Contains("out: a tensor is named __metadata__"));
+  CHECK_FALSE(std::filesystem::exists(folder / "out"));
+  CHECK(write("__metadata__.weight") == "no error");
+}
+
 TEST_CASE("a failed write leaves the old file and nothing else") {
   const TemporaryFolder folder;
   const std::string data = "AAAA";

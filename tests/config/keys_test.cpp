@@ -167,6 +167,9 @@ TEST_CASE("the error about an unknown key names the intended key, or the section
        "did you mean \"max_reuse_distance\"?"},
       {R"("sub_group_size": 1)", "2:1 sub_group_size",
        "the key belongs elsewhere: zero_optimization.sub_group_size"},
+      {R"("data_efficiency": {"num_workers": 1})", "2:21 data_efficiency.num_workers",
+       "the key belongs elsewhere: data_efficiency.data_sampling.num_workers (not supported: the program "
+       "selects its training data itself)"},
       {R"("max_live_parameters": 1)", "2:1 max_live_parameters",
        "the key belongs elsewhere: zero_optimization.max_live_parameters"},
       {R"("stage": 2)", "2:1 stage", "the key belongs elsewhere: zero_optimization.stage"},

@@ -2,6 +2,8 @@
 // saved (FNV-1a hashes in case.json), and that missing or contradictory files are an error.
 #include "convert/deepspeed_checkpoint.h"
 
+#include <sys/stat.h>
+
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
@@ -168,6 +170,15 @@ TEST_CASE("A missing, wrong or unsupported file of a DeepSpeed checkpoint is ref
     fs::remove(folder / "x" / "latest");
     folder.write("x/latest", "../y");
     CHECK_THAT(error_of(folder / "x"), Contains("../y"));
+  }
+  SECTION("latest has white space and a byte order mark around the name") {
+    folder.write("x/latest", "\xEF\xBB\xBF " + tag + "\t\r\n");
+    CHECK(error_of(folder / "x") == "no error");
+  }
+  SECTION("latest is a pipe, into which nobody writes") {
+    fs::remove(folder / "x" / "latest");
+    REQUIRE(::mkfifo((folder / "x/latest").c_str(), 0600) == 0);
+    CHECK_THAT(error_of(folder / "x"), Contains("latest cannot be opened: it is no regular file"));
   }
   SECTION("an empty folder") {
     CHECK_THAT(error_of(folder / "none"), Contains("cannot be read"));

@@ -90,6 +90,7 @@ class Folder {
   void write(const std::string& name, const std::string& bytes) const {
     folder_.write("x/global_step7/" + name, bytes);
   }
+  void make_folder(const std::string& name) const { fs::create_directory(folder_ / "x/global_step7" / name); }
   void remove(const std::string& name) const { fs::remove(folder_ / "x/global_step7" / name); }
   DeepSpeedCheckpoint read() const {
     return read_deepspeed_checkpoint(local_file_system(), folder_ / "x/global_step7");
@@ -145,6 +146,18 @@ TEST_CASE("Files of several runs, missing entries and unsupported parallelism ar
   CHECK_THAT(fewer.refusal(), Contains("1 files of model states") && Contains("2 ranks"));
   CHECK_THAT(refusal({.stage = 1, .model = {{"module", pk::dict({{"b\xff", floats("0", {6}, {1})}})}}}),
              Contains("not UTF-8 text"));
+}
+
+TEST_CASE("A stage that ZeRO does not have is refused, in universal checkpoints too") {
+  for (const int64_t stage : {int64_t{-1}, int64_t{0}, int64_t{4}, (int64_t{1} << 32) + 3}) {
+    const std::string refused = "zero_stage: " + std::to_string(stage) + ", expected 1, 2 or 3";
+    const Folder universal({.stage = 1});
+    universal.make_folder("zero");
+    universal.write("zero/optimizer_state.pt",
+                    torch_archive(pk::whole(pk::dict({{"zero_stage", pk::integer(stage)}})), {}));
+    CHECK_THAT(universal.refusal(), Contains("optimizer_state.pt") && Contains(refused));
+    if (stage < 4) CHECK_THAT(refusal({.stage = static_cast<int>(stage)}), Contains(refused));
+  }
 }
 
 TEST_CASE("SGD's states have no step: the number of applied steps takes its place") {

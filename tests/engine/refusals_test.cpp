@@ -124,12 +124,21 @@ TEST_CASE("Sparse tensors of a model are refused by name, with the remedy") {
 }
 
 TEST_CASE("Ranks with different models get an error and do not hang") {
-  CHECK_THROWS_WITH(run_ranks(3,
+  CHECK_THROWS_WITH(
+      run_ranks(3,
+                [&](std::shared_ptr<Communicator> communicator) {
+                  Linear model(communicator->rank() == 2 ? 4 : 5, 3);
+                  make_engine(*model, sgd_config(1), communicator);
+                }),
+      Contains("rank 2 has another model") &&
+          Contains("rank 0 has weight Float[3, 5][5, 1] 0 where rank 2 has weight Float[3, 4]"));
+  CHECK_THROWS_WITH(run_ranks(2,
                               [&](std::shared_ptr<Communicator> communicator) {
-                                Linear model(communicator->rank() == 2 ? 4 : 5, 3);
+                                torch::nn::Sequential model(Linear(4, 4));
+                                if (communicator->rank() == 1) model->push_back(Linear(4, 4));
                                 make_engine(*model, sgd_config(1), communicator);
                               }),
-                    Contains("rank 2 has another model"));
+                    Contains("rank 0 has nothing more where rank 1 has 1.weight Float[4, 4]"));
 }
 
 TEST_CASE("Ranks with different settings get an error") {
@@ -138,7 +147,8 @@ TEST_CASE("Ranks with different settings get an error") {
                                 Net model;
                                 make_engine(*model, sgd_config(1, 1, communicator->rank()), communicator);
                               }),
-                    Contains("rank 1 has another model or another config"));
+                    Contains("rank 1 has another model or another config than rank 0: their configs, "
+                             "optimizers or schedules differ"));
 }
 
 TEST_CASE("Ranks that use parameters in different orders at stage 3 get an error that shows both uses") {

@@ -46,6 +46,18 @@ TEST_CASE("JSON that is nested deeper than real files is an error, not a stack o
   CHECK(read_json(folder.write("fine.json", std::string(99, '[') + std::string(99, ']'))).is_array());
 }
 
+TEST_CASE("a pipe, a device or a huge sparse file is no file of JSON, and is not waited for") {
+  const TemporaryFolder folder;
+  const auto refusal = [](const fs::path& file) { return user_error([&] { read_json(file); }); };
+  REQUIRE(::mkfifo((folder / "pipe.json").c_str(), 0600) == 0);
+  CHECK_THAT(refusal(folder / "pipe.json"), Contains("pipe.json: is no regular file"));
+  CHECK_THAT(refusal("/dev/zero"), Contains("/dev/zero: is no regular file"));
+  CHECK_THAT(refusal(folder / ""), Contains("is a folder, expected a file"));
+  CHECK_THAT(refusal(folder / "none"), Contains("none: cannot be opened: No such file"));
+  fs::resize_file(folder.write("sparse.json", ""), 5'000'000'000);
+  CHECK_THAT(refusal(folder / "sparse.json"), Contains("has 5000000000 bytes, expected at most 1073741824"));
+}
+
 TEST_CASE("a folder for caches belongs to this user alone") {
   const TemporaryFolder folder;
   const Variable home("HOME", folder / "home");

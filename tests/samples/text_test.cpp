@@ -1,8 +1,11 @@
 #include "samples/common/text.h"
 
+#include <sys/stat.h>
+
 #include <catch2/catch.hpp>
 #include <limits>
 #include <sstream>
+#include <thread>
 
 #include "samples/common/csv_log.h"
 #include "tests/support/temporary_folder.h"
@@ -41,6 +44,17 @@ TEST_CASE("the csv file has every double exactly, and each line as soon as it is
   CHECK(fields[3] == "0.001");
   CHECK(fields[4] == "65536");
   CHECK(fields[5] == "2");
+}
+
+TEST_CASE("a csv file may be a pipe, also when training continues") {
+  const TemporaryFolder folder;
+  const std::string file = folder / "pipe";
+  REQUIRE(::mkfifo(file.c_str(), 0600) == 0);
+  std::string read;
+  std::thread reader([&] { read = read_file(file); });
+  { CsvLog log(file, 7); }
+  reader.join();
+  CHECK(read == "step,loss,grad_norm,lr,loss_scale,skipped\n");
 }
 
 TEST_CASE("a csv file that cannot be written is named") {

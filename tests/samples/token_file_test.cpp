@@ -1,5 +1,7 @@
 #include "samples/gpt2/token_file.h"
 
+#include <sys/stat.h>
+
 #include <catch2/catch.hpp>
 #include <numeric>
 
@@ -43,6 +45,17 @@ TEST_CASE("token file: bytes are joined, and other tokenizers end each document"
   }
   CHECK_THAT(user_error([&] { make_token_file(source, with_tokens(1), folder / "cache"); }),
              Contains("byte 2 is not UTF-8"));
+}
+
+TEST_CASE("token file: a pipe is neither a text nor a file of tokens, and is not waited for") {
+  const TemporaryFolder folder;
+  const fs::path pipe = folder / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK_THAT(user_error([&] {
+               make_token_file({{pipe}, "", 0}, Tokenizer::bytes(), folder / "cache");
+             }),
+             Contains("pipe: is no regular file"));
+  CHECK_THAT(user_error([&] { TokenFile{pipe}; }), Contains("pipe: is not a complete file of tokens"));
 }
 
 TEST_CASE("token file: texts of a field are rows, cut off or filled up") {
