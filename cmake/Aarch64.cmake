@@ -16,7 +16,8 @@ set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
 # Some headers, such as Catch2's, are included without a search of CMake.
-set(CMAKE_CXX_FLAGS_INIT "-isystem ${zerorun_sysroot}/usr/include")
+set(CMAKE_CXX_FLAGS_INIT
+    "-isystem ${zerorun_sysroot}/usr/include -isystem ${zerorun_sysroot}/usr/include/aarch64-linux-gnu")
 
 set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64-static -L /usr/aarch64-linux-gnu
     -E LD_LIBRARY_PATH=${zerorun_sysroot}/usr/lib/aarch64-linux-gnu:${zerorun_sysroot}/lib/aarch64-linux-gnu)

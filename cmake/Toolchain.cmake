@@ -50,8 +50,10 @@ add_library(zerorun_flags INTERFACE)
 # -ffp-contract=off: fused multiply-adds would make results depend on the machine.
 # -fmacro-prefix-map: messages name files within the project, and programs hold no path of the building machine.
 # -Wno-restrict: g++ 12 gives false warnings for "text" + std::string (GCC PR 105651).
+# -Wno-unknown-pragmas: clang does not know GCC's ivdep, with which some loops are marked.
 target_compile_options(zerorun_flags INTERFACE -Wall -Wextra -Werror -ffp-contract=off
-                       $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -fno-semantic-interposition
+                       $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> $<$<CXX_COMPILER_ID:Clang>:-Wno-unknown-pragmas>
+                       -fno-semantic-interposition
                        -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
 target_include_directories(zerorun_flags INTERFACE ${PROJECT_SOURCE_DIR})
 
