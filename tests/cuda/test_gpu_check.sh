@@ -52,6 +52,7 @@ expect 'skipped +cpu +0 s are left, it needs'
 # Programs that fail and that do not end.
 rm "$scratch/checkout/build"
 mkdir -p "$scratch/checkout/build/bin"
+cp "$build/torch_version" "$scratch/checkout/build/"
 printf '#!/bin/sh\necho "error: broken"\nexit 3\n' >"$scratch/checkout/build/bin/zerorun"
 chmod +x "$scratch/checkout/build/bin/zerorun"
 if check --only cpu; then fail "a failed step is success"; fi
