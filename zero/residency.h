@@ -164,6 +164,9 @@ class Residency final : public OperatorListener {
   void copy_shard(int bucket, ValueUse use, const at::Tensor& to, const at::Tensor& from);
   std::unique_ptr<Work> gather(int bucket, std::string reason);
   void finish_gather(int bucket);
+  /// Runs a part of a gather, and notes in the report if it throws CommError.
+  template <typename Collective>
+  auto noting_lost_ranks(const Collective& collective) -> decltype(collective());
   void write_back(int bucket);
   void release(int bucket);
   void join(int bucket);
