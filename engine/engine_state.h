@@ -28,6 +28,8 @@
 
 namespace zerorun {
 
+class GatherScope;
+
 // Gradients are multiplied by `before` and then summed over ranks; the sum is divided by `after`.
 struct Averaging {
   double before;
@@ -169,6 +171,8 @@ struct EngineState {
   bool is_updating = false;              // an update has begun and not ended; stays true if it throws
   int open_scopes = 0;                   // number of open GatheredParameters scopes
   int open_no_syncs = 0;
+  /// Of the open scopes, those whose writes this rank undoes itself if they are abandoned.
+  std::vector<GatherScope*> keeping_scopes;
 
   CheckpointWriter checkpoints;  // last member, so destroyed first: its thread reads the other members
 };

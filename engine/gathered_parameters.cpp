@@ -27,6 +27,21 @@ int find_parameter(const Buckets& buckets, const Model& model, const at::Tensor&
                   " is not a parameter of the engine's model: pass the model's own parameters, not copies");
 }
 
+// Whether memory of the two tensors' storages overlaps. A tensor may have the memory of a parameter by other
+// ways than views: from_blob(), numpy.
+bool share_memory(const at::Tensor& one, const at::Tensor& other) {
+  const auto begin = [](const at::Tensor& tensor) {
+    return reinterpret_cast<uintptr_t>(tensor.storage().data());
+  };
+  return begin(one) < begin(other) + other.storage().nbytes() &&
+         begin(other) < begin(one) + one.storage().nbytes();
+}
+
+bool is_same_memory(const at::Tensor& one, const at::Tensor& other) {
+  return one.is_alias_of(other) && one.storage_offset() == other.storage_offset() &&
+         one.sizes() == other.sizes() && one.strides() == other.strides();
+}
+
 }  // namespace
 
 GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& parameters,
@@ -53,6 +68,12 @@ GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& paramete
   if (state_->residency) state_->residency->hold(buckets_);
   ++state_->open_scopes;
   is_open_ = true;
+  try {
+    keep_values();
+  } catch (...) {
+    close(true);
+    throw;
+  }
 }
 
 GatherScope::~GatherScope() {
@@ -62,13 +83,18 @@ GatherScope::~GatherScope() {
 void GatherScope::close(bool unwinding) {
   if (!std::exchange(is_open_, false)) return;
   --state_->open_scopes;
+  std::erase(state_->keeping_scopes, this);
   ScopeEnd end = modifier_rank_ ? ScopeEnd::abandoned : ScopeEnd::read;
   std::exception_ptr failure;
   try {
     const std::vector<Replaced> replaced = take_replaced();
     if (modifier_rank_ && !unwinding) {
+      std::vector<at::Tensor> sources;
       on_all_ranks(*state_->communicator, "memory given to gathered parameters",
-                   [&] { copy_replaced(replaced); });
+                   [&] { sources = sources_of(replaced); });
+      const c10::NoGradGuard no_grad;
+      for (size_t index = 0; index < sources.size(); ++index)
+        at::Tensor(replaced[index].own).copy_(sources[index]);
       share_writes();
       end = ScopeEnd::written;
     } else if (!replaced.empty() && !unwinding) {
@@ -81,11 +107,60 @@ void GatherScope::close(bool unwinding) {
     failure = std::current_exception();
   }
   try {
+    if (end == ScopeEnd::abandoned) undo();
+  } catch (...) {
+    if (!failure) failure = std::current_exception();
+  }
+  try {
     if (state_->residency) state_->residency->unhold(buckets_, end);
   } catch (...) {
     if (!failure) failure = std::current_exception();
   }
   if (failure && !unwinding) std::rethrow_exception(failure);
+}
+
+const at::Tensor& GatherScope::parameter(size_t position) const {
+  const size_t bucketed = bucketed_.size();
+  return position < bucketed ? state_->buckets.parameters()[bucketed_[position]].tensor
+                             : whole_[position - bucketed];
+}
+
+// The parameter's own memory, which the current stream may read and write.
+at::Tensor GatherScope::memory(size_t position) const {
+  if (position >= bucketed_.size()) return memory_of_whole_[position - bucketed_.size()];
+  const int index = bucketed_[position];
+  const int bucket = state_->buckets.bucket_of(index);
+  return state_->buckets.piece(
+      index, state_->residency ? state_->residency->start_write(bucket) : state_->buckets.flat(bucket));
+}
+
+void GatherScope::keep_values() {
+  if (!modifier_rank_ || *modifier_rank_ != state_->communicator->rank()) return;
+  const c10::NoGradGuard no_grad;
+  for (size_t position = 0; position < count(); ++position) {
+    const bool undone = position < bucketed_.size() && state_->residency &&
+                        state_->residency->undoes_writes(state_->buckets.bucket_of(bucketed_[position]));
+    if (!undone) kept_.push_back({position, memory(position).clone()});
+  }
+  if (!kept_.empty()) state_->keeping_scopes.push_back(this);
+}
+
+// All ranks have got what a scope within this one wrote, so undo() may not take it back on this rank alone.
+void GatherScope::follow(const GatherScope& inner) {
+  for (Kept& kept : kept_) {
+    for (size_t position = 0; position < inner.count(); ++position) {
+      if (inner.parameter(position).is_same(parameter(kept.position)))
+        kept.values.copy_(memory(kept.position));
+    }
+  }
+}
+
+void GatherScope::undo() {
+  const c10::NoGradGuard no_grad;
+  for (const Kept& kept : kept_) {
+    memory(kept.position).copy_(kept.values);
+    parameter(kept.position).unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 // The parameters return to their own memory.
@@ -104,44 +179,46 @@ std::vector<GatherScope::Replaced> GatherScope::take_replaced() {
   for (size_t position = 0; position < whole_.size(); ++position) {
     const at::Tensor& own = memory_of_whole_[position];
     const at::Tensor given = whole_[position].variable_data();
-    if (given.is_alias_of(own) && given.sizes() == own.sizes()) continue;
+    if (is_same_memory(given, own)) continue;
     whole_[position].set_data(own);
     replaced.push_back({"of the scope, which is frozen,", own, given});
   }
   return replaced;
 }
 
-// Throws UserError if memory that counts has another shape or dtype.
-void GatherScope::copy_replaced(const std::vector<Replaced>& replaced) const {
-  if (state_->communicator->rank() != *modifier_rank_) return;
-  const c10::NoGradGuard no_grad;
+// What to copy to the parameters' own memory: the tensors that the modifier rank gave, or copies of those
+// that lie in memory of the scope (a swap). Throws UserError if one does not fit.
+std::vector<at::Tensor> GatherScope::sources_of(const std::vector<Replaced>& replaced) const {
+  if (state_->communicator->rank() != *modifier_rank_) return {};
   for (const auto& [name, own, given] : replaced) {
-    if (given.sizes() != own.sizes() || given.scalar_type() != own.scalar_type()) {
-      throw UserError(c10::str("GatheredParameters: parameter ", name, " is ", own.sizes(), " of ",
-                               own.scalar_type(), " and has got ", given.sizes(), " of ", given.scalar_type(),
-                               " in the scope (parameter.data = ...): give it a tensor of the same shape and "
-                               "dtype"));
-    }
-    at::Tensor(own).copy_(given);
+    if (given.sizes() == own.sizes() && given.scalar_type() == own.scalar_type()) continue;
+    throw UserError(c10::str("GatheredParameters: parameter ", name, " is ", own.sizes(), " of ",
+                             own.scalar_type(), " and has got ", given.sizes(), " of ", given.scalar_type(),
+                             " in the scope (parameter.data = ...): give it a tensor of the same shape and "
+                             "dtype"));
   }
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> sources;
+  for (const Replaced& one : replaced) {
+    const bool overlaps = std::ranges::any_of(
+        replaced, [&](const Replaced& other) { return share_memory(one.given, other.own); });
+    sources.push_back(overlaps ? one.given.clone() : one.given);
+  }
+  return sources;
 }
 
 void GatherScope::share_writes() {
   Communicator& communicator = *state_->communicator;
-  for (int index : bucketed_) {
-    const int bucket = state_->buckets.bucket_of(index);
-    const at::Tensor values =
-        state_->residency ? state_->residency->start_write(bucket) : state_->buckets.flat(bucket);
-    const NamedParameter& parameter = state_->buckets.parameters()[index];
-    communicator
-        .broadcast(state_->buckets.piece(index, values), *modifier_rank_, "parameter " + parameter.name)
-        ->wait();
-    parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  for (size_t position = 0; position < bucketed_.size(); ++position) {
+    const std::string& name = state_->buckets.parameters()[bucketed_[position]].name;
+    communicator.broadcast(memory(position), *modifier_rank_, "parameter " + name)->wait();
+    parameter(position).unsafeGetTensorImpl()->bump_version();
   }
   for (const at::Tensor& tensor : whole_) {
     broadcast_tensor({"a parameter of the GatheredParameters scope", tensor}, *modifier_rank_, communicator);
     tensor.unsafeGetTensorImpl()->bump_version();
   }
+  for (GatherScope* outer : state_->keeping_scopes) outer->follow(*this);
 }
 
 GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,

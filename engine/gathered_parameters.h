@@ -40,8 +40,21 @@ class GatherScope {
     at::Tensor given;  // that of the program
   };
 
+  /// What a parameter of the scope had when the scope was opened.
+  struct Kept {
+    size_t position;  // as for parameter()
+    at::Tensor values;
+  };
+
+  /// The scope's parameters have positions: first those in buckets, then the others.
+  size_t count() const { return bucketed_.size() + whole_.size(); }
+  const at::Tensor& parameter(size_t position) const;
+  at::Tensor memory(size_t position) const;
+  void keep_values();
+  void follow(const GatherScope& inner);
+  void undo();
   std::vector<Replaced> take_replaced();
-  void copy_replaced(const std::vector<Replaced>& replaced) const;
+  std::vector<at::Tensor> sources_of(const std::vector<Replaced>& replaced) const;
   void share_writes();
 
   std::shared_ptr<EngineState> state_;
@@ -49,6 +62,7 @@ class GatherScope {
   std::vector<char> in_place_;     // for each of them: it was in its bucket when the scope was opened
   std::vector<at::Tensor> whole_;  // frozen parameters outside of buckets
   std::vector<at::Tensor> memory_of_whole_;
+  std::vector<Kept> kept_;  // on the modifier rank: of parameters whose buckets do not undo writes themselves
   std::vector<int> buckets_;  // the buckets of bucketed_, ascending
   std::optional<int> modifier_rank_;
   bool is_open_ = false;
@@ -57,13 +71,14 @@ class GatherScope {
 class GatheredParameters {
  public:
   /// `parameters`: of the model, trained or frozen. When the scope ends, all ranks get what `modifier_rank`
-  /// wrote, also by set_data() with a tensor of the parameter's shape and dtype. Without a modifier rank, a
-  /// write is sure to be kept only if all ranks make it by the same operator. Throws UserError for a tensor
-  /// that is not a parameter of the engine's model.
+  /// wrote, also by set_data() with a tensor of the parameter's shape and dtype, which may be the memory of
+  /// another parameter of the scope. Without a modifier rank, a write is sure to be kept only if all ranks
+  /// make it by the same operator. Throws UserError for a tensor that is not a parameter of the engine's
+  /// model. The modifier rank keeps a copy of the parameters until the end.
   GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,
                      std::optional<int> modifier_rank = std::nullopt);
-  /// Closes the scope. During stack unwinding the modifier rank's writes are not broadcast: they are lost for
-  /// parameters of which each rank stores only a slice, and stay on that rank alone for other parameters.
+  /// Closes the scope. During stack unwinding the modifier rank's writes are undone. They are undone, too, if
+  /// the end throws: UserError on all ranks if the modifier rank gave a parameter memory that does not fit.
   ~GatheredParameters() noexcept(false);
   GatheredParameters(const GatheredParameters&) = delete;
   GatheredParameters& operator=(const GatheredParameters&) = delete;

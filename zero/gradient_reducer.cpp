@@ -1,16 +1,12 @@
 #include "zero/gradient_reducer.h"
 
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "base/error.h"
 #include "device/dtypes.h"
 #include "device/step_facts.h"
-#include "zero/interception.h"
 
 namespace zerorun {
 namespace {
@@ -32,27 +28,6 @@ int64_t common_bucket_numel(const Buckets& buckets) {
 }
 
 }  // namespace
-
-// Calls the parameter's earlier hook, then passes the gradient to the reducer.
-struct GradientReducer::Hook : torch::autograd::PostAccumulateGradHook {
-  Hook(std::shared_ptr<GradientReducer*> reducer, int parameter,
-       std::unique_ptr<PostAccumulateGradHook> earlier)
-      : reducer(std::move(reducer)), parameter(parameter), earlier(std::move(earlier)) {}
-
-  // If a hook throws, the gradient may not stay in grad(), where the next backward would add to it.
-  void operator()(const at::Tensor& tensor) override try {
-    if (earlier) (*earlier)(tensor);
-    if (*reducer) (*reducer)->on_gradient(parameter, tensor);
-  } catch (...) {
-    const at::Tensor& left = tensor.grad();  // the gradient, or a mark of the engine, which has an owner
-    if (*reducer && left.defined() && !owner_of(left)) tensor.mutable_grad().reset();
-    throw;
-  }
-
-  std::shared_ptr<GradientReducer*> reducer;
-  int parameter;
-  std::unique_ptr<PostAccumulateGradHook> earlier;
-};
 
 GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Communicator& communicator,
                                  const ReducerOptions& options)
@@ -78,22 +53,9 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
   if (pooled()) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) make_memory(bucket);
   for (size_t index = 0; index < written_.size(); ++index) {
-    const at::Tensor& tensor = buckets.parameters()[index].tensor;
-    auto& slot = torch::autograd::impl::post_acc_grad_hooks(tensor);
-    auto hook = std::make_unique<Hook>(self_, static_cast<int>(index), std::move(slot));
-    torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::move(hook));
-    tensor.mutable_grad().reset();  // gradients from before initialize() are not part of this training
-  }
-}
-
-GradientReducer::~GradientReducer() {
-  *self_ = nullptr;
-  for (const NamedParameter& parameter : buckets_->trained()) {
-    auto& slot = torch::autograd::impl::post_acc_grad_hooks(parameter.tensor);
-    auto* hook = dynamic_cast<Hook*>(slot.get());
-    if (hook && hook->reducer == self_) {
-      torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, std::move(hook->earlier));
-    }
+    set_hook(static_cast<int>(index));
+    // Gradients from before initialize() are not part of this training.
+    buckets.parameters()[index].tensor.mutable_grad().reset();
   }
 }
 
@@ -167,35 +129,6 @@ void GradientReducer::start_backward(bool boundary, float scale) {
   }
   if (context() == Context::outside) schedule_.leave_backward();
   plan_.start_backward();
-}
-
-void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
-  c10::NoGradGuard no_grad;  // create_graph leaves grad mode on
-  std::lock_guard lock(hooks_);
-  observe_backward();
-  if (!in_backward_) return;
-  at::Tensor gradient = std::exchange(tensor.mutable_grad(), at::Tensor());
-  if (!gradient.defined()) {
-    throw UserError(
-        "the gradient of parameter " + buckets_->parameters()[parameter].name +
-        " was removed by a hook of the program before the engine saw it: such hooks must keep grad()");
-  }
-  if (!buckets_->in_place(parameter)) {  // step() reports the error
-    missed_parameter_ = parameter;
-    return;
-  }
-  has_gradients_of_backward_ = true;
-  place(parameter, buckets_->flattened(parameter, gradient.is_sparse() ? gradient.to_dense() : gradient));
-  ++window_arrivals_;
-
-  plan_.note_gradient(parameter);
-  start_ready_reductions();
-}
-
-void GradientReducer::observe_backward() {
-  if (!observer_ || (in_backward_ && !is_observed_)) return;
-  observer_();
-  is_observed_ = in_backward_;
 }
 
 void GradientReducer::place(int parameter, const at::Tensor& gradient) {

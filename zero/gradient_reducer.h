@@ -221,6 +221,7 @@ class GradientReducer final : public UseObserver {
   /// allocate_own() returns ordinary memory of this rank.
   at::Tensor allocate(int64_t numel, Dtype dtype);
   at::Tensor allocate_own(int64_t numel, Dtype dtype);
+  void set_hook(int parameter);
   void make_memory(int bucket);
   void make_sums();
   void on_gradient(int parameter, const at::Tensor& tensor);

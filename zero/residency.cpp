@@ -188,6 +188,16 @@ void Residency::move(int bucket, State to, std::string reason) {
   state.state = to;
 }
 
+template <typename Collective>
+auto Residency::noting_lost_ranks(const Collective& collective) -> decltype(collective()) {
+  try {
+    return collective();
+  } catch (const CommError&) {
+    report_.lost_ranks = true;
+    throw;
+  }
+}
+
 // Starts the all-gather. If the shard is in a file or in host memory, first copies it into the memory of the
 // gathered bucket.
 std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
@@ -203,8 +213,10 @@ std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
       copy_shard(bucket, ValueUse::read, own, buckets_->shard(bucket));
     }
   }
-  return communicator_->all_gather(memory, own, "parameters of " + buckets_->label(bucket),
-                                   std::move(reason));
+  return noting_lost_ranks([&] {
+    return communicator_->all_gather(memory, own, "parameters of " + buckets_->label(bucket),
+                                     std::move(reason));
+  });
 }
 
 // Starts gathers on the gather stream, after the last updates of the shards and the last uses of the memory.
@@ -249,7 +261,7 @@ void Residency::finish_gather(int bucket) {
   auto work = std::move(states_[bucket].work);
   if (!work) throw CommError("the all-gather of " + buckets_->label(bucket) + " has failed before");
   const auto begin = Clock::now();
-  work->wait();
+  noting_lost_ranks([&] { work->wait(); });
   const auto waited = Clock::now() - begin;
   ++(waited < kReady ? report_.ready : report_.waited);
   report_.waited_ms += std::chrono::duration<double, std::milli>(waited).count();

@@ -101,6 +101,15 @@ class Residency final : public OperatorListener {
 
   /// Keeps buckets in memory until unhold(). A collective: all ranks hold the same buckets.
   void hold(std::span<const int> buckets);
+  /// Whether unhold(), if it is called now as `abandoned`, undoes what this rank has written to the held
+  /// bucket since the last hold().
+  bool undoes_writes(int bucket) const {
+    std::lock_guard lock(mutex_);
+    const BucketState& state = states_[bucket];
+    if (state.pins != 1) return false;  // another scope has held it before
+    if (!state.kind.comes_and_goes) return state.held_clean;
+    return !buckets_->shard(bucket).is_alias_of(memory_.of(bucket));
+  }
   /// All ranks pass the same `end`, except that some may pass `abandoned`.
   void unhold(std::span<const int> buckets, ScopeEnd end);
   /// Returns all values of a held bucket, 1-D, which the current stream may then write.
@@ -155,6 +164,9 @@ class Residency final : public OperatorListener {
   void copy_shard(int bucket, ValueUse use, const at::Tensor& to, const at::Tensor& from);
   std::unique_ptr<Work> gather(int bucket, std::string reason);
   void finish_gather(int bucket);
+  /// Runs a part of a gather, and notes in the report if it throws CommError.
+  template <typename Collective>
+  auto noting_lost_ranks(const Collective& collective) -> decltype(collective());
   void write_back(int bucket);
   void release(int bucket);
   void join(int bucket);

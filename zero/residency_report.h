@@ -14,6 +14,7 @@ struct ResidencyReport {
   int64_t unplanned_allocations = 0;
   int64_t resident_bytes = 0;  // memory of gathered buckets now, planned memory included
   int64_t peak_resident_bytes = 0;
+  bool lost_ranks = false;  // a gather has thrown CommError, and so may every later collective
 };
 
 }  // namespace zerorun

@@ -270,7 +270,10 @@ void bind_facts(Class& engine) {
       .def("bytes", &bytes_of)
       .def("config", &config_of)
       .def(
-          "gathers", [](CoreEngine& core) { return core.get().residency().gathers; }, NoGil());
+          "gathers", [](CoreEngine& core) { return core.get().residency().gathers; }, NoGil())
+      .def(
+          "has_lost_ranks",  // a gather has failed, which an operator reports to Python as RuntimeError
+          [](CoreEngine& core) { return core.get().residency().lost_ranks; }, NoGil());
 }
 
 // This rank's place in the job, as the environment variables that torchrun would set. Works also if srun,

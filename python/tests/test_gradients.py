@@ -203,6 +203,42 @@ def test_a_hook_that_raises_once(stage, layer, name):
 
 
 @ALL
+def test_a_hook_that_is_set_after_initialize(stage):
+    twin = make(stage)
+    expected = [step(twin) for _ in range(4)]
+    for plain in (False, True):
+        engine, seen = make(stage), []
+
+        def see(parameter, seen=seen):
+            seen.append(tuple(parameter.grad.shape))
+
+        def late(gradient, parameter=engine.module[2].bias, see=see):  # before that gradient is accumulated
+            if parameter._post_accumulate_grad_hooks is None:
+                parameter.register_post_accumulate_grad_hook(see)
+
+        handle = engine.module[0].weight.register_post_accumulate_grad_hook(see)
+        engine.module[2].bias.register_hook(late)
+        losses = []
+        for number in range(4):
+            if number == 2:
+                handle.remove()
+            loss = loss_of(engine)
+            loss.backward() if plain else engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        assert losses == expected, plain
+        assert sorted(seen) == [(3,)] * 4 + [(16, 6)] * 2
+
+
+@ALL
+def test_a_hook_that_removes_its_gradient_is_refused(stage):
+    engine = make(stage)
+    engine.module[2].bias.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+    with pytest.raises(RuntimeError, match="2.bias was removed by a hook"):
+        engine.backward(loss_of(engine))
+
+
+@ALL
 def test_what_cannot_reach_the_engine_is_refused(stage):
     def refused(match, *changes, error=zerorun.UserError):
         engine = make(stage)

@@ -18,3 +18,7 @@ def test_a_program_of_a_public_report(program):
         words += ["--"] * (number > 0) + list(case)
     output = run("several.py", f"{__file__.rpartition('/')[0]}/programs/{program}", *words)
     assert output.count("PASS") == 2 * len(CASES[program])
+
+
+def test_a_parameter_that_one_rank_alone_saves():
+    assert run("lone_save.py", "3").count("PASS") == 2

@@ -10,7 +10,7 @@ import weakref
 import torch
 
 from . import _core, _registry, client_state as states, data
-from ._core import UserError
+from ._core import CommError, Error, UserError
 from .comm import init_distributed, take_over_launcher
 from .errors import not_supported
 from .facts import Facts
@@ -277,10 +277,12 @@ class Engine(Facts, torch.nn.Module):
                 self.optimizer.push()
             text, tensors = states.write(self._state_to_save(client_state))  # gathers parameters of the engine
         except Exception as error:  # the other ranks must not wait for this one
+            if isinstance(error, CommError) or self._core.has_lost_ranks():
+                raise  # they have left, so another collective would only wait for them
             failure = error
         try:
             self._core.refuse_on_all_ranks("" if failure is None else str(failure) or repr(failure))
-        except UserError as refusal:
+        except Error as refusal:
             raise refusal from failure
         self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, tensors, save_latest,
                                    exclude_frozen_parameters, keep_last, asynchronous)

@@ -304,6 +304,46 @@ TEST_CASE("A hook of the program that throws leaves no gradient behind") {
   });
 }
 
+TEST_CASE("A hook of the program that is set after initialize() runs, and its parameter is trained") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  const bool by_engine = GENERATE(false, true);
+  CAPTURE(stage, by_engine);
+  auto plain = mlp();
+  const auto tied_loss = [](torch::nn::Sequential& model, int step) {
+    const at::Tensor last = model->parameters().back();
+    return loss_of(model, step) + (last * last).sum();  // used twice
+  };
+  SGD plain_sgd(plain->parameters(), 0.1);
+  for (int step = 0; step < 3; ++step) {
+    plain_sgd.zero_grad();
+    tied_loss(plain, step).backward();
+    plain_sgd.step();
+  }
+  const auto expected = copies_of(plain);
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    struct Count : torch::autograd::PostAccumulateGradHook {
+      explicit Count(int& calls) : calls(&calls) {}
+      void operator()(const at::Tensor& tensor) override { *calls += tensor.grad().defined(); }
+      int* calls;
+    };
+    auto model = mlp();
+    Engine engine = make_engine(*model, sgd_config(stage), communicator);
+    int calls = 0;
+    for (int step = 0; step < 3; ++step) {
+      if (step < 2) {  // before the first backward, and again: each takes the place of the one before
+        for (const at::Tensor& parameter : {model->parameters().front(), model->parameters().back()})
+          torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Count>(calls));
+      }
+      const at::Tensor loss = tied_loss(model, step);
+      by_engine ? engine.backward(loss) : loss.backward();
+      engine.step();
+    }
+    expect(calls == 6, "the hooks were called " + std::to_string(calls) + " times");
+    const GatheredParameters whole(engine, model->parameters());
+    check_close(*model, expected);
+  }));
+}
+
 TEST_CASE("Calls of the engine in a hook of a backward are refused, and the backward's gradients stay") {
   auto plain = mlp();
   SGD plain_sgd(plain->parameters(), 0.1);

@@ -382,6 +382,108 @@ TEST_CASE("Memory that a scope's modifier rank gives to parameters counts as a w
   });
 }
 
+TEST_CASE("In a scope with a modifier rank parameters may get memory of each other, and views of their own") {
+  const std::string how = GENERATE("swap", "rotate", "transpose", "same", "from_blob");
+  CAPTURE(how);
+  const auto act = [&](std::vector<at::Tensor> weights) {
+    std::vector<at::Tensor> old;
+    for (const at::Tensor& weight : weights) old.push_back(weight.variable_data());
+    if (how == "swap" || how == "rotate") weights[0].set_data(old[1]);
+    if (how == "swap") weights[1].set_data(old[0]);
+    if (how == "rotate") weights[1].set_data(old[2]);
+    if (how == "rotate") weights[2].set_data(old[0]);
+    if (how == "transpose") weights[0].set_data(old[0].t());
+    if (how == "same") weights[0].set_data(old[1]);
+    if (how == "from_blob") {
+      weights[0].set_data(torch::from_blob(old[1].data_ptr(), {4, 4}, [keep = old[1]](void*) {}));
+      weights[1].set_data(torch::zeros({4, 4}));
+    }
+  };
+  on_ranks(GENERATE(1, 2), GENERATE(0, 1, 2, 3), [&](Chain& chain, int rank) {
+    const auto plain = Chain::make();
+    act(plain->parameters());
+    std::vector<at::Tensor> expected;
+    for (const at::Tensor& weight : plain->parameters()) expected.push_back(weight.detach().contiguous());
+    {
+      GatheredParameters scope(chain.engine, chain.model->parameters(), /*modifier_rank=*/0);
+      if (rank == 0) act(chain.model->parameters());
+    }
+    for (int layer = 0; layer < 4; ++layer) chain.expect_value(layer, expected[layer], "at the end");
+  });
+}
+
+TEST_CASE("Frozen parameters outside of buckets may get memory of each other, too") {
+  CHECK_NOTHROW(run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    torch::nn::Sequential model(Linear(3, 4), Linear(4, 4), Linear(4, 3));
+    fill(*model, 5);
+    const auto weights = model->parameters();
+    for (const size_t index : {2, 3}) weights[index].requires_grad_(false);
+    const at::Tensor square = weights[2].detach().clone();
+    Engine engine = make_engine(*model, Partition{.stage = 1}, communicator);
+    {
+      GatheredParameters scope(engine, {weights[2], weights[3]}, 1);
+      if (communicator->rank() == 1) weights[2].set_data(weights[2].variable_data().t());
+    }
+    expect_same(weights[2].detach().contiguous(), square.t().contiguous(), "transposed");
+    try {
+      GatheredParameters scope(engine, {weights[2]}, 1);
+      if (communicator->rank() == 1) weights[2].variable_data().zero_();
+      throw std::range_error("in the scope");
+    } catch (const std::range_error&) {
+    }
+    expect_same(weights[2].detach().contiguous(), square.t().contiguous(), "after an exception");
+  }));
+}
+
+TEST_CASE("An abandoned scope with a modifier rank undoes its writes, so ranks stay equal") {
+  const std::string how = GENERATE("exception", "set_data", "write", "written before");
+  CAPTURE(how);
+  on_ranks(GENERATE(1, 2), GENERATE(0, 1, 2, 3), [&](Chain& chain, int rank) {
+    const auto plain = Chain::make();
+    if (how == "written before") {
+      const torch::NoGradGuard no_grad;
+      chain.weight(0).mul_(2);
+      plain->parameters()[0].mul_(2);
+    }
+    const auto abandon = [&] {
+      GatheredParameters scope(chain.engine, {chain.weight(0), chain.weight(1)}, 0);
+      if (rank == 0 && how == "set_data") chain.weight(0).set_data(torch::zeros({4, 4}));
+      if (rank == 0 && how != "set_data") write_raw(chain.weight(0), values({4, 4}, 64));
+      if (how == "exception" || how == "written before") throw std::runtime_error("in the scope");
+      if (rank == 0) chain.weight(1).set_data(torch::zeros({7}));
+    };
+    expect_throws(abandon, how == "exception" || how == "written before" ? "in the scope" : "has got [7]",
+                  how);
+    chain.expect_value(0, plain->parameters()[0].detach(), "as before the scope");
+    train_beside(chain, *plain, 0, 2);
+    for (int layer = 0; layer < 4; ++layer)
+      chain.expect_value(layer, plain->parameters()[layer].detach(), "trained");
+  });
+}
+
+TEST_CASE("What a scope has written stays equal on all ranks if a scope around it is abandoned") {
+  const bool inner_too = GENERATE(false, true);
+  on_ranks(2, GENERATE(0, 1, 2, 3), [&](Chain& chain, int rank) {
+    try {
+      GatheredParameters outer(chain.engine, {chain.weight(0)}, 0);
+      if (rank == 0) write_raw(chain.weight(0), values({4, 4}, 64));
+      try {
+        GatheredParameters inner(chain.engine, {chain.weight(0), chain.weight(1)}, 1);
+        if (rank == 1) write_raw(chain.weight(0), values({4, 4}, 65));
+        if (inner_too) throw std::range_error("in the inner one");
+      } catch (const std::range_error&) {
+      }
+      throw std::range_error("in the outer one");
+    } catch (const std::range_error&) {
+    }
+    chain.release(0);
+    const at::Tensor mine = chain.weight(0).detach().clone().flatten();
+    at::Tensor sum = mine.clone();
+    chain.engine.communicator().all_reduce(sum, "a comparison")->wait();
+    expect_same(sum, mine * 2, "both ranks");
+  });
+}
+
 TEST_CASE("Memory given to parameters in a scope that does not take it is an error, and training goes on") {
   const int stage = GENERATE(0, 1, 2, 3);
   on_ranks(2, stage, [&](Chain& chain, int rank) {

@@ -114,6 +114,56 @@ TEST_CASE("hooks that are added after the reducer's hooks stay when the reducer 
   });
 }
 
+TEST_CASE("hooks that are set after the reducer's hooks run beside them") {
+  for (int stage = 0; stage < 3; ++stage) {
+    check_on_ranks(2, false, [&](Communicator& communicator) {
+      Run run(communicator, {.policy = policy_of(stage)});
+      int dropped = 0, calls = 0;
+      add_hook(run.state.leaves[0], dropped);
+      add_hook(run.state.leaves[0], calls);  // in the place of the one before, as without a reducer
+      torch::autograd::impl::set_post_acc_grad_hooks(run.state.leaves[1], nullptr);
+      run.reducer->start_backward(true);
+      ((run.state.leaves[0].sum() + run.state.leaves[1].sum()) * 3).backward();
+      run.reducer->finish_backward();
+      run.reducer->finish_window();
+      expect(dropped == 0 && calls == 1, "calls of the hooks");
+      expect(!run.state.leaves[0].grad().defined(), "grad() was kept");
+      at::Tensor expected = at::zeros({run.reducer->gradient(0).numel() * (stage < 1 ? 1 : 2)});
+      expected.narrow(0, 64, 6).fill_(6);
+      expected.narrow(0, 96, 4).fill_(6);
+      const at::Tensor own = stage < 1 ? expected : run.state.buckets.slice(0, expected, communicator.rank());
+      expect_equal(run.reducer->gradient(0), own, "sums");
+    });
+  }
+}
+
+TEST_CASE("a hook that is set in a backward counts in that backward") {
+  // Before the gradient of the parameter is accumulated, or by the parameter's hook itself.
+  for (const bool by_itself : {false, true}) {
+    check_on_ranks(1, false, [&](Communicator& communicator) {
+      Run run(communicator);
+      const at::Tensor& leaf = run.state.leaves[0];
+      int calls = 0;
+      struct Replacing : Hook {
+        Replacing(int& calls) : calls(&calls) {}
+        void operator()(const at::Tensor& tensor) override { add_hook(tensor, *calls); }
+        int* calls;
+      };
+      if (by_itself) {
+        torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<Replacing>(calls));
+      } else {
+        leaf.register_hook([&](const at::Tensor&) {
+          if (calls == 0) add_hook(leaf, calls);
+        });
+      }
+      for (int i = 0; i < 2; ++i) run.backward(0, 3);
+      run.reducer->finish_window();
+      expect(calls == (by_itself ? 1 : 2), "the hook ran " + std::to_string(calls) + " times");
+      expect_equal(run.state.buckets.view(0, run.reducer->gradient(0)), at::full({4}, 6.0), "sums");
+    });
+  }
+}
+
 TEST_CASE("the error about a hook that removes a gradient names the parameter") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     int calls = 0;
