@@ -23,8 +23,8 @@ void EngineState::measure() {
   }
   {
     StepTimer::Scope scope(timer, Phase::reduction);
-    const auto notices = reducer.finish_window(
-        {.stop = termination_requested(), .drop_places = std::exchange(counts.drop_places, 0)});
+    const auto notices = reducer.finish_window(window_notice());
+    held_since = {};
     should_stop = notices.stops > 0 || should_stop;
     if (!notices.same_drops) {
       discard_gradients();
