@@ -1,11 +1,9 @@
 // One optimizer step: the norm of the gradients, the update, and the reaction to the step's outcome.
 #include <exception>
 #include <string>
-#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/program.h"
 #include "device/step_facts.h"
 #include "engine/engine_state.h"
 
