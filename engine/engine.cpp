@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <ATen/ops/full_like.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <cmath>
@@ -49,12 +50,27 @@ void log_adam(const Config& config) {
   log_info("optimizer \"Adam\" decouples weight decay as AdamW does; with \"adam_w_mode\": false it is L2");
 }
 
-// In a hook the running backward looks like one that has failed, and its gradients would be dropped.
-void check_outside_backward(const std::string& call) {
-  if (torch::autograd::get_current_graph_task_id() < 0) return;
-  throw UserError(call +
-                  "() inside a backward pass (in a hook, or in the backward of a function): call it "
-                  "after the backward");
+// Lives as long as the graph task of a backward from a loss of scale().
+struct ScaledBackward {
+  explicit ScaledBackward(std::weak_ptr<EngineState> engine) : state(std::move(engine)) {
+    if (const auto there = state.lock()) ++there->scaled_backwards;
+  }
+  ~ScaledBackward() {
+    if (const auto there = state.lock()) --there->scaled_backwards;
+  }
+  ScaledBackward(const ScaledBackward&) = delete;
+  ScaledBackward& operator=(const ScaledBackward&) = delete;
+
+  std::weak_ptr<EngineState> state;
+};
+
+// A backward gets to the loss before any parameter. Its graph task destroys the callback also if it throws.
+void note_scaled_backwards(const at::Tensor& scaled, std::weak_ptr<EngineState> state) {
+  scaled.register_hook([state = std::move(state)](const at::Tensor&) {
+    if (torch::autograd::get_current_graph_task_id() < 0) return;
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [running = std::make_shared<ScaledBackward>(state)] {});
+  });
 }
 
 // An engine that only computes has an optimizer without parameters.
@@ -169,9 +185,12 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
 }
 
 at::Tensor Engine::scale(const at::Tensor& loss) {
-  state_->finish_open_step();
-  state_->is_loss_scaled = true;
-  return state_->scaler ? loss * state_->loss_scale() : loss;
+  const std::shared_ptr<EngineState>& state = state_;
+  state->finish_open_step();
+  if (!state->scaler) return loss;
+  at::Tensor scaled = loss * state->loss_scale();
+  if (scaled.requires_grad()) note_scaled_backwards(scaled, state);
+  return scaled;
 }
 
 void Engine::zero_grad() {
@@ -208,7 +227,7 @@ void Engine::step() {
   const bool updates = state.step_updates();
   state.backwards = 0;
   state.why_dropped.clear();
-  state.is_loss_scaled = state.had_last_backward = false;
+  state.had_last_backward = false;
   state.outcome.set_not_applied();
   if (!updates) {
     ++state.counts.micro;

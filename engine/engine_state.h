@@ -1,6 +1,7 @@
 // The state of an Engine, and the parts of an optimizer step. Internal to engine/.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,14 +38,25 @@ struct Averaging {
 };
 
 struct StepCounts {
-  int64_t micro = 0;  // micro-steps since the last optimizer step
-  /// Where gradients have been dropped since then, as a number from 0 to 2^20 - 1; 0 without drops. It
-  /// differs between ranks that have dropped gradients at other places.
-  int64_t drop_places = 0;
+  int64_t micro = 0;   // micro-steps since the last optimizer step
   int64_t global = 0;  // optimizer steps taken or skipped
   int64_t skipped = 0;
   int64_t applied() const { return global - skipped; }
 };
+
+// Which backwards of the window the gradients are from. A backward that a rank does not know of (it threw
+// before the first gradient, or the forward threw) is missing in `before`, but `after` is equal on all ranks
+// that have dropped their gradients in the same place.
+struct HeldSince {
+  bool dropped = false;    // gradients of the window have been dropped, the last time in this place:
+  int64_t micro_step = 0;  // in this micro-step,
+  int64_t before = 0;      // after so many of its backwards,
+  int64_t after = 0;       // and before so many of them
+};
+
+/// Throws UserError if the caller runs in a backward (in a hook, for example). There the running backward
+/// looks like one that has failed. `call`: the function to name in the error.
+void check_outside_backward(const std::string& call);
 
 struct EngineState {
   EngineState(Model model, Config config, std::shared_ptr<Communicator> communicator,
@@ -74,16 +86,21 @@ struct EngineState {
   void drop_gradients();
   /// To be called before gradients are dropped that other ranks may keep.
   void count_drop();
+  /// What the other ranks are to know of `held_since`.
+  WindowNotice window_notice() const;
   /// Calls drop_gradients() if the program has dropped gradients by the marks in grad(). Throws UserError if
   /// it has dropped some of them, or set one. `call`: the function to name in the error.
   void follow_marks(const std::string& call);
   /// To be called after each backward: the engine holds gradients now. Marks them, if they are to be marked.
   void note_backward();
+  /// Whether the last backward threw and its gradients are not dropped yet. Also true while one runs.
+  bool has_failed_backward() const { return backward_failed || passes.failed(); }
   /// Drops all gradients since the last optimizer step if the last backward threw.
   void drop_failed_backward();
   /// To be called before anything else is done with gradients. If the last backward threw, its gradients are
   /// dropped, as if it had not begun. If they have been added to those of earlier backwards, they cannot be:
-  /// throws UserError, unless the program has dropped all of them. `call`: the function to name in the error.
+  /// throws UserError, unless the program has dropped all of them. Runs the reductions for which other ranks
+  /// wait, so no other collective may come before. `call`: the function to name in the error.
   void follow_failed_backward(const std::string& call);
   /// Throws UserError between offload_states() and reload_states().
   void check_states_are_here(const std::string& call) const;
@@ -119,9 +136,11 @@ struct EngineState {
   /// Called before the program writes to this rank's slice of the bucket. Any thread.
   void before_write(int bucket);
   /// Throws UserError between backward() and step(), in a GatheredParameters scope, after a failure, or if a
-  /// parameter has left its bucket. Drops gradients that the program has dropped by the marks in grad().
-  /// `call`: "engine.save_checkpoint".
+  /// parameter has left its bucket. Drops gradients that the program has dropped by the marks in grad(), and
+  /// calls follow_failed_backward(). `call`: "engine.save_checkpoint".
   void check_between_steps(const std::string& call);
+  /// The same for calls that are no collectives: leaves gradients as they are.
+  void check_no_step_is_open(const std::string& call) const;
   /// Bytes per trained parameter on the device where this rank computes, before division among ranks.
   BytesPerParameter bytes_per_parameter() const;
 
@@ -156,13 +175,14 @@ struct EngineState {
   bool open_step = false;  // apply_outcome() has not been called for the last step yet
 
   StepCounts counts;
+  HeldSince held_since;
   bool should_stop = false;      // some rank had received SIGTERM by the last optimizer step
   int64_t backwards = 0;         // number of backwards since the last step()
   bool backward_failed = false;  // engine.backward() threw, and its gradients are not dropped yet
   bool holds_gradients = false;  // of a backward since the last optimizer step
   std::string why_dropped;       // for messages: what has dropped gradients since the last step()
   bool warned_of_drops = false;
-  bool is_loss_scaled = false;     // scale() was called since the last step()
+  std::atomic<int> scaled_backwards = 0;  // running backwards that began at a loss of scale()
   bool had_last_backward = false;  // a backward since the last step() was declared the last before a step
   bool computes_only = false;      // no optimizer: nothing is trained
   std::optional<bool> boundary;    // set by set_gradient_accumulation_boundary()

@@ -5,15 +5,31 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/program.h"
 #include "engine/engine_state.h"
 
 namespace zerorun {
+namespace {
+
+// Runs the collectives that a backward that threw has not run. A rank on which it did not throw may be in
+// another collective.
+template <typename Action>
+void run_after_failure(const Action& action) {
+  try {
+    action();
+  } catch (const CommError& error) {
+    throw CommError(std::string(error.what()) +
+                    ". On this rank the last backward threw; on the others it may not have");
+  }
+}
+
+}  // namespace
 
 BackwardPasses::Start EngineState::begin_plain_backward() try {
   follow_failed_backward("loss.backward");
   follow_marks("loss.backward");
   check_before_backward("loss.backward");
-  if (scaler && !is_loss_scaled) {
+  if (scaler && scaled_backwards == 0) {
     throw UserError(
         "loss.backward() under fp16 training without the loss scale: call engine.scale(loss).backward(), or "
         "engine.backward(loss)");
@@ -46,8 +62,20 @@ void EngineState::discard_gradients() {
 }
 
 void EngineState::count_drop() {
-  constexpr int64_t kPlaces = int64_t{1} << 20;  // squares are summed over ranks in 64 bits
-  counts.drop_places = (counts.drop_places * 31 + counts.micro + backwards + 1) % kPlaces;
+  const bool again = held_since.dropped && held_since.micro_step == counts.micro;
+  held_since = {.dropped = true,
+                .micro_step = counts.micro,
+                .before = backwards + (again ? held_since.before : 0),
+                .after = 0};
+}
+
+WindowNotice EngineState::window_notice() const {
+  constexpr int64_t kPlaces = int64_t{1} << 20;
+  const auto place = [&](int64_t number) { return (held_since.micro_step * 1021 + number) % kPlaces; };
+  return {.stop = termination_requested(),
+          .dropped = held_since.dropped,
+          .dropped_after = place(held_since.before),
+          .dropped_before = place(held_since.after)};
 }
 
 void EngineState::drop_gradients() {
@@ -65,31 +93,32 @@ void EngineState::drop_gradients() {
 }
 
 void EngineState::follow_marks(const std::string& call) {
-  if (!marks || backward_failed || passes.failed()) return;
+  if (!marks || has_failed_backward()) return;
   if (marks->dropped(call)) drop_gradients();
 }
 
 void EngineState::note_backward() {
   ++backwards;
+  if (held_since.micro_step == counts.micro) ++held_since.after;
   holds_gradients = true;
   had_last_backward = had_last_backward || is_declared_last();
   if (marks) marks->place();
 }
 
 void EngineState::drop_failed_backward() {
-  if (!backward_failed && !passes.failed()) return;
+  if (!has_failed_backward()) return;
   // Other ranks may still hold gradients to which this rank's belong.
   if (holds_gradients || reducer.reduces_every_backward()) count_drop();
   backward_failed = false;
   passes.forget();
-  discard_gradients();
+  run_after_failure([&] { discard_gradients(); });
   if (marks) marks->empty();
   why_dropped = ": the last backward threw, and its gradients were dropped";
 }
 
 void EngineState::follow_failed_backward(const std::string& call) {
-  if (!backward_failed && !passes.failed()) return;
-  reducer.finish_abandoned();
+  if (!has_failed_backward()) return;
+  run_after_failure([&] { reducer.finish_abandoned(); });
   if (!holds_gradients || (marks && marks->dropped(call))) return drop_failed_backward();
   if (reducer.has_gradients_of_backward()) {
     throw UserError(call +

@@ -75,6 +75,8 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   state.checkpoints.finish();
   state.checkpoints.forget_published();
   Communicator& communicator = *state.communicator;
+  check_outside_backward("engine.load_checkpoint");
+  if (state.has_failed_backward()) state.reducer.finish_abandoned();
   const std::string label = "loading a checkpoint from " + directory.string();
   check_same_words(words_of_load(directory, tag, options), communicator, label);
   std::string chosen;

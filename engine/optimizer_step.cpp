@@ -1,11 +1,9 @@
 // One optimizer step: the norm of the gradients, the update, and the reaction to the step's outcome.
 #include <exception>
 #include <string>
-#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/program.h"
 #include "device/step_facts.h"
 #include "engine/engine_state.h"
 
@@ -23,8 +21,8 @@ void EngineState::measure() {
   }
   {
     StepTimer::Scope scope(timer, Phase::reduction);
-    const auto notices = reducer.finish_window(
-        {.stop = termination_requested(), .drop_places = std::exchange(counts.drop_places, 0)});
+    const auto notices = reducer.finish_window(window_notice());
+    held_since = {};
     should_stop = notices.stops > 0 || should_stop;
     if (!notices.same_drops) {
       discard_gradients();

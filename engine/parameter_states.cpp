@@ -69,7 +69,9 @@ at::Tensor ParameterStates::gather(int parameter, const at::Tensor& own, const s
 }
 
 std::vector<std::string> ParameterStates::names(const at::Tensor& parameter) const {
-  state_->check_between_steps("ParameterStates::names");
+  check_outside_backward("ParameterStates::names");
+  state_->follow_marks("ParameterStates::names");
+  state_->check_no_step_is_open("ParameterStates::names");
   std::vector<std::string> names;
   const std::optional<int> index = find(parameter);
   if (!index) return names;
@@ -102,6 +104,7 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
 // Completes the sums of all gradients over ranks. Returns the index of `parameter`.
 int ParameterStates::find_complete_gradient(const at::Tensor& parameter, const std::string& call) const {
   EngineState& state = *state_;
+  check_outside_backward("ParameterStates::" + call);
   state.follow_failed_backward("ParameterStates::" + call);
   state.follow_marks("ParameterStates::" + call);
   state.check_before_step("ParameterStates::" + call);

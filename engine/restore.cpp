@@ -84,7 +84,8 @@ void Restore::restore_numbers() const {
   if (!options_.counters) return;
   check_counts(manifest);
   // Starts a new window, unless the checkpoint was saved within a window, which is then continued.
-  state_->counts.micro = state_->counts.drop_places = 0;
+  state_->counts.micro = 0;
+  state_->held_since = {};
   if (has_window()) resume_window();
   state_->schedule.resume(state_->counts.applied());
   state_->schedule.ask(state_->counts.applied());

@@ -42,10 +42,12 @@ fs::path whole_path(const fs::path& directory) {
 // All that must be the same on all ranks, as text.
 std::string words_of(const EngineState& state, const fs::path& directory, const std::string& tag,
                      const CheckpointOptions& options) {
+  const HeldSince& held = state.held_since;
   return "\"" + tag + "\" in " + directory.string() + " behind step " + std::to_string(state.counts.global) +
          " and " + std::to_string(state.counts.micro) + " micro-steps" +
-         (state.counts.drop_places > 0
-              ? ", gradients dropped (zero_grad()) at places " + std::to_string(state.counts.drop_places)
+         (held.dropped
+              ? ", gradients dropped (zero_grad()) in micro-step " + std::to_string(held.micro_step + 1) +
+                    " before its last " + std::to_string(held.after) + " backwards"
               : "") +
          (options.exclude_frozen ? ", without frozen parameters" : "");
 }

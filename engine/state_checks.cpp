@@ -1,4 +1,6 @@
 // The part of EngineState that refuses calls of the program, with the reason and the remedy.
+#include <torch/csrc/autograd/graph_task.h>
+
 #include <string>
 #include <utility>
 
@@ -6,6 +8,13 @@
 #include "engine/engine_state.h"
 
 namespace zerorun {
+
+void check_outside_backward(const std::string& call) {
+  if (torch::autograd::get_current_graph_task_id() < 0) return;
+  throw UserError(call +
+                  "() inside a backward pass (in a hook, or in the backward of a function): call it "
+                  "after the backward");
+}
 
 void EngineState::check_not_failed(const std::string& call) const {
   if (is_updating) {
@@ -47,12 +56,14 @@ void EngineState::check_states_are_here(const std::string& call) const {
 }
 
 void EngineState::check_between_steps(const std::string& call) {
+  check_outside_backward(call);
+  follow_failed_backward(call);
   follow_marks(call);
+  check_no_step_is_open(call);
+}
+
+void EngineState::check_no_step_is_open(const std::string& call) const {
   check_not_failed(call);
-  if (backward_failed || passes.failed()) {
-    throw UserError(call +
-                    "() after a backward() that threw: drop its gradients with engine.zero_grad() first");
-  }
   if (open_scopes > 0) {
     throw UserError(call + "() inside a GatheredParameters scope: end the scope first");
   }

@@ -49,7 +49,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
   }
   if (follows_uses_) complete_counts_ = at::zeros({buckets.trained_count()}, at::kLong);
   tally_ = device_->allocate(sizeof(Tally), at::kByte);
-  late_counts_ = at::zeros({buckets.trained_count() + 3}, at::kLong);
+  late_counts_ = at::zeros({buckets.trained_count() + kNotices}, at::kLong);
   if (pooled()) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) make_memory(bucket);
   for (size_t index = 0; index < written_.size(); ++index) {
@@ -121,7 +121,7 @@ void GradientReducer::start_backward(bool boundary, float scale) {
   if (!reducing_) make_sums();
   scale_ = scale;
   in_backward_ = true;
-  has_gradients_of_backward_ = false;
+  is_abandoned_ = has_gradients_of_backward_ = false;
   if (options_.policy.reduce_every_backward) {
     plan_.begin_again();
     for (BucketState& state : states_) state.reduction_started = false;

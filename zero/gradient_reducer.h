@@ -95,11 +95,15 @@ struct WindowSoFar {
 /// What a rank tells the others at the end of a window.
 struct WindowNotice {
   bool stop = false;
-  int64_t drop_places = 0;  // where this rank has dropped gradients of the window, as a number below 2^20
+  bool dropped = false;  // whether this rank has dropped gradients of the window
+  // The place of the last drop, or of the window's begin: after these backwards and before those, as numbers
+  // below 2^20.
+  int64_t dropped_after = 0;
+  int64_t dropped_before = 0;
 };
 struct WindowNotices {
   int64_t stops;    // how many ranks have passed `stop` as true
-  bool same_drops;  // whether all ranks have passed the same `drop_places`
+  bool same_drops;  // no rank has passed `dropped`, or one of the two numbers is the same on all ranks
 };
 
 class GradientReducer final : public UseObserver {
@@ -123,7 +127,8 @@ class GradientReducer final : public UseObserver {
     if (std::exchange(in_backward_, false)) is_abandoned_ = true;
   }
   /// Runs the reductions that a backward that threw did not start, because the other ranks wait for them. Its
-  /// missing gradients count as zeros.
+  /// missing gradients count as zeros. Where sums over ranks are made only at the boundary, a backward
+  /// without gradients leaves them to the next backward, finish_window() or discard_window().
   void finish_abandoned();
   /// A parameter of which a gradient was lost in this window, because it had left its bucket; -1: none.
   int missed_parameter() const { return missed_parameter_; }
@@ -189,6 +194,8 @@ class GradientReducer final : public UseObserver {
 
   struct Hook;
 
+  static constexpr int kNotices = 6;  // numbers that finish_window() sums over ranks besides late gradients
+
   struct BucketState {
     CommunicationBuffer buffer;  // gradients to reduce; if pooled, without memory between uses
     StreamUsers writers;         // streams that have written gradients of the bucket since its last reduction
@@ -236,6 +243,7 @@ class GradientReducer final : public UseObserver {
   void start_complete_everywhere();
   void start_reduction(int bucket);
   void start_remaining_reductions();
+  void leave_abandoned(bool reduces);
   void finish_plan();
   void retire_oldest();
   void retire_one_reduction();
@@ -260,7 +268,7 @@ class GradientReducer final : public UseObserver {
   Event consumed_;  // recorded when the last window's update has read the sums
   at::Tensor tally_;
   at::Tensor late_counts_;  // on the CPU: for each bucket the number of ranks with late gradients, then the
-                            // sums over ranks of the notices' `stop`, `drop_places`, and its squares
+                            // sums over ranks of numbers of the notices (finish_window())
 
   /// Shared with the hooks. Points to null once the reducer is destroyed, because a hook may outlive it.
   std::shared_ptr<GradientReducer*> self_;

@@ -91,8 +91,11 @@ WindowNotices GradientReducer::finish_window(const WindowNotice& own) {
     late[bucket] = states_[bucket].late.memory.defined();
   int64_t* notices = late + states_.size();
   notices[0] = own.stop ? 1 : 0;
-  notices[1] = own.drop_places;
-  notices[2] = own.drop_places * own.drop_places;
+  notices[1] = own.dropped ? 1 : 0;
+  notices[2] = own.dropped_after;
+  notices[3] = own.dropped_after * own.dropped_after;
+  notices[4] = own.dropped_before;
+  notices[5] = own.dropped_before * own.dropped_before;
   auto agreement = communicator_->all_reduce(late_counts_, "who has late gradients");
   finish_reduction();
   agreement->wait();
@@ -106,9 +109,13 @@ WindowNotices GradientReducer::finish_window(const WindowNotice& own) {
     late_pool_.trim(0);
     if (!pooled()) pool_.trim(0);  // of the last windows with late gradients
   }
+  const int64_t ranks = communicator_->world_size();
   // Only equal numbers have no variance.
-  return {.stops = notices[0],
-          .same_drops = communicator_->world_size() * notices[2] == notices[1] * notices[1]};
+  const auto are_equal = [&](int64_t sum, int64_t squares) { return ranks * squares == sum * sum; };
+  const bool same_places = are_equal(notices[2], notices[3]) || are_equal(notices[4], notices[5]);
+  // Sums of a backward over ranks may be dropped by all ranks only.
+  const bool same_ranks = notices[1] == 0 || notices[1] == ranks || !reduces_every_backward();
+  return {.stops = notices[0], .same_drops = notices[1] == 0 || (same_places && same_ranks)};
 }
 
 // A collective. Late gradients are rare, so everything runs on the current stream. But a program may have
@@ -146,12 +153,15 @@ void GradientReducer::give_back_late(BucketState& state) {
   late_pool_.give_back(std::exchange(state.late, CommunicationBuffer()));
 }
 
-// Makes no plan, because the backward is incomplete.
+// Without need no reduction starts, because gradients of later backwards would be late.
 void GradientReducer::finish_abandoned() {
   abandon_backward();
-  if (std::exchange(is_abandoned_, false) && reducing_) {
-    start_remaining_reductions();
-  }
+  leave_abandoned(/*reduces=*/reduces_every_backward() || has_gradients_of_backward_);
+}
+
+// Makes no plan, because the backward is incomplete.
+void GradientReducer::leave_abandoned(bool reduces) {
+  if (reduces && std::exchange(is_abandoned_, false) && reducing_) start_remaining_reductions();
   // In the first gradient's hook of the next backward, whose uses before it are noted already.
   if (context() == Context::outside) schedule_.leave_backward();
   is_observed_ = false;
@@ -159,7 +169,8 @@ void GradientReducer::finish_abandoned() {
 }
 
 void GradientReducer::discard_window() {
-  finish_abandoned();
+  abandon_backward();
+  leave_abandoned(/*reduces=*/true);
   for (BucketState& state : states_) {
     state.writers.hand_over(*streams_, streams_->current(), Handover::written);
     give_back_late(state);
@@ -175,6 +186,7 @@ void GradientReducer::start_window() {
   schedule_.start_backward();
   window_arrivals_ = 0;
   missed_parameter_ = -1;
+  is_abandoned_ = false;
   for (BucketState& state : states_) {
     state.has_sums = false;
     state.reduction_started = false;

@@ -54,7 +54,7 @@ def explained_errors(model):
 
 
 def _remedy_of(error, model):
-    if "disagree" in str(error) and (isinstance(error, CommError) or "ranks disagree" in str(error)):
+    if "ranks disagree" in str(error) and "all_gather of parameters of" in str(error):
         return _LEAF
     if not isinstance(error, CommError) and _is_of_dtypes(str(error)) and _has_wide_buffers(model):
         return _BUFFERS

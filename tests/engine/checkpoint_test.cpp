@@ -310,11 +310,11 @@ TEST_CASE("Errors of saves and loads name what does not match") {
   };
   CHECK_THAT(error_of(moved_out, cases[0]), Contains("bias has left its bucket"));
   auto one_rank_failed = [&](StateTraining& training) {
-    training.state->backward_failed = training.state->communicator->rank() == 1;
+    training.state->backwards = training.state->communicator->rank() == 1 ? 1 : 0;
     training.engine->save_checkpoint(folder / "a", "x");
   };
   CHECK_THAT(error_of(one_rank_failed, cases[0]),
-             Contains("rank 1: engine.save_checkpoint() after a backward() that threw"));
+             Contains("rank 1: engine.save_checkpoint() between backward() and step()"));
   auto stepped_before = [&](StateTraining& training) {
     training.step(0);
     training.engine->load_checkpoint(folder / "a", "", {.optimizer_states = false});

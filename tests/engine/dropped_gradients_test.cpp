@@ -65,7 +65,8 @@ TEST_CASE("Ranks that drop gradients equally often, but at other micro-steps, ge
       engine.step();
       if (micro == rank) engine.zero_grad();
     }
-    expect_throws([&] { engine.save_checkpoint(folder / "checkpoints"); }, "at places",
+    expect_throws([&] { engine.save_checkpoint(folder / "checkpoints"); },
+                  "in micro-step 2 before its last 1",
                   "save_checkpoint() of gradients that begin at different micro-steps");
     engine.backward(loss_on(model, 7, 2, rank));
     expect_throws([&] { engine.step(); }, "or at other micro-steps", "step()");
@@ -77,6 +78,114 @@ TEST_CASE("Ranks that drop gradients equally often, but at other micro-steps, ge
       return loss_on(net, step, micro, of_rank);
     }));
   }));
+}
+
+TEST_CASE(
+    "Ranks that drop gradients after other backwards of a micro-step, or in another one, get an error") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  const bool same_micro_step = GENERATE(false, true);
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    at::set_num_threads(1);
+    Net model;
+    Engine engine = make_engine(*model, sgd_config(stage, 3), communicator);
+    const int rank = communicator->rank();
+    const auto backward = [&](int times) {
+      for (int time = 0; time < times; ++time) {
+        const auto scope = engine.no_sync();
+        engine.backward(loss_on(model, 7, 0, rank));
+      }
+    };
+    if (same_micro_step) {  // three backwards on both ranks
+      backward(1 + rank);
+      engine.zero_grad();
+      backward(2 - rank);
+      engine.step();
+    } else {  // three too; two of the window's first ones are dropped on rank 0, one on rank 1
+      backward(2 - rank);
+      if (rank == 0) engine.step();
+      engine.zero_grad();
+      backward(1);
+      engine.step();
+      if (rank == 1) backward(1);
+      if (rank == 1) engine.step();
+    }
+    while (!engine.is_gradient_accumulation_boundary()) {
+      backward(1);
+      engine.step();
+    }
+    engine.backward(loss_on(model, 7, 0, rank));
+    expect_throws([&] { engine.step(); }, "or at other micro-steps", "step()");
+  }));
+}
+
+TEST_CASE("Ranks with other numbers of backwards may drop gradients at the same micro-step") {
+  const int stage = GENERATE(0, 1);
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    at::set_num_threads(1);
+    Net model;
+    Engine engine = make_engine(*model, sgd_config(stage, 2), communicator);
+    const int rank = communicator->rank();
+    engine.backward(loss_on(model, 7, 0, rank));
+    if (rank == 1) engine.backward(loss_on(model, 7, 1, rank));
+    engine.zero_grad();
+    engine.backward(loss_on(model, 0, 0, rank));
+    engine.step();
+    engine.zero_grad();
+    for (int time = 0; time < 2 + rank; ++time) engine.backward(loss_on(model, 7, 2, rank));
+    engine.step();
+    expect(engine.global_steps() == 1, "a step");
+  }));
+}
+
+TEST_CASE("Under fp16 each backward needs its own loss scale") {
+  const int stage = GENERATE(0, 2);
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    std::string config = sgd_config(stage, 8);
+    config.insert(1, R"("fp16": {"enabled": true, "initial_scale_power": 4}, )");
+    Engine engine = make_engine(*model, config, communicator);
+    const auto loss = [&] {
+      return model->forward(sample(0, 0, 0).to(at::kHalf), true).to(at::kFloat).sum();
+    };
+    const auto check_unscaled = [&] {
+      CHECK_THROWS_WITH(loss().backward(), Contains("without the loss scale"));
+    };
+    SECTION("a backward that ended") {
+      engine.scale(loss()).backward();
+      check_unscaled();
+    }
+    SECTION("a backward that was dropped") {
+      engine.scale(loss()).backward();
+      engine.zero_grad();
+      check_unscaled();
+    }
+    SECTION("a backward that threw") {
+      const auto fail = [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("on purpose"); };
+      at::Tensor fails = loss();
+      const at::Tensor from = GENERATE(false, true) ? fails : model->first->weight;
+      const unsigned hook = from.register_hook(fail);
+      CHECK_THROWS_WITH(engine.scale(fails).backward(), Contains("on purpose"));
+      from.remove_hook(hook);
+      check_unscaled();
+    }
+    SECTION("a scaled loss without a backward") {
+      engine.scale(loss());
+      check_unscaled();
+    }
+    SECTION("an unscaled backward is no start of a scaled one") {
+      const at::Tensor scaled = engine.scale(loss());
+      const at::Tensor other = engine.scale(loss());
+      engine.zero_grad();
+      scaled.backward({}, /*keep_graph=*/true);
+      check_unscaled();
+      scaled.backward();
+      other.backward();
+      (engine.scale(loss()) / 2 + engine.scale(loss())).backward();
+      check_unscaled();
+    }
+    engine.scale(loss()).backward();
+    CHECK_NOTHROW(engine.step());
+  });
 }
 
 TEST_CASE("Gradients dropped by marks leave the order of gathers and reductions as it is") {

@@ -46,7 +46,6 @@ TEST_CASE("Calls that step() and backward() refuse") {
       at::Tensor bad = model->forward(sample(0, 0, 0), true);
       bad.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("in the middle"); });
       CHECK_THROWS_WITH(engine.backward(bad.sum()), Contains("in the middle"));
-      CHECK_THROWS_WITH(engine.save_checkpoint("/nowhere"), Contains("after a backward() that threw"));
       CHECK_THROWS_WITH(engine.step(), Contains("the last backward threw, and its gradients were dropped"));
       engine.backward(loss());
       engine.step();

@@ -25,7 +25,7 @@ ExpectedErrors::ExpectedErrors(const Program& program, const PlainTraining& trai
 void ExpectedErrors::begin() {
   held_.assign(setup_.ranks, std::vector<char>(program_.parameters.size()));
   gone_ = held_;
-  partial_ = unheard_ = loaded_ = is_set_ = away_ = scaled_ = false;
+  partial_ = unheard_ = loaded_ = is_set_ = away_ = false;
   has_boundary_ = boundary_ = declared_ = false;
   flipped_.clear();
 }
@@ -65,13 +65,12 @@ const char* ExpectedErrors::of(const Operation& operation) {
       return of_backward(operation);
     case Kind::failing_backward:
       if (!plain()) return kLeftOut;
-      scaled_ = scaled_ || fails_by_loss(operation, setup_);
       note_end_of_window();
       return nullptr;
     case Kind::step: {
       const char* refusal = of_step();
       unheard_ = false;
-      if (!refusal) scaled_ = declared_ = false;
+      if (!refusal) declared_ = false;
       return refusal;
     }
     case Kind::drop:
@@ -136,8 +135,6 @@ const char* ExpectedErrors::of_backward(const Operation& operation) {
   if (is_set_ && !setup_.marks) return kLeftOut;  // LibTorch adds to it
   const bool by_loss = operation.how != by_engine;
   const bool scales = setup_.precision == Precision::fp16 && by_loss;
-  if (scales && operation.how == without_scale && scaled_) return kLeftOut;  // with a loss scale of 1
-  if (operation.how == BackwardHow::by_loss) scaled_ = true;
   const char* refusal = by_marks();
   unheard_ = false;
   const bool is_last = boundary_ && open_no_syncs == 0;

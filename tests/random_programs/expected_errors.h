@@ -65,7 +65,6 @@ class ExpectedErrors {
   bool is_set_ = false;    // grad() of a trained parameter is the program's own
   std::set<int> flipped_;  // parameters that the program has frozen or unfrozen
   bool away_ = false;      // between offload_states() and reload_states()
-  bool scaled_ = false;    // engine.scale() was called since the last step
   bool has_boundary_ = false;
   bool boundary_ = false;
   bool declared_ = false;  // there was a backward that was declared the last one before a step
