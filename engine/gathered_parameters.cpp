@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "comm/agreement.h"
 #include "engine/engine_state.h"
+#include "zero/interception.h"
 
 namespace zerorun {
 namespace {
@@ -200,9 +201,11 @@ std::vector<at::Tensor> GatherScope::sources_of(const std::vector<Replaced>& rep
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> sources;
   for (const Replaced& one : replaced) {
-    const bool overlaps = std::ranges::any_of(
-        replaced, [&](const Replaced& other) { return share_memory(one.given, other.own); });
-    sources.push_back(overlaps ? one.given.clone() : one.given);
+    // Memory of an engine is asked for by an operator: it may have no address now.
+    const bool cloned = owner_of(one.given) || std::ranges::any_of(replaced, [&](const Replaced& other) {
+                          return share_memory(one.given, other.own);
+                        });
+    sources.push_back(cloned ? one.given.clone() : one.given);
   }
   return sources;
 }
