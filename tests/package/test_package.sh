@@ -18,7 +18,7 @@ version=$(sed -n 's/^project(zerorun VERSION \([0-9.]*\) .*/\1/p' "$source/CMake
 Version: $version" ]]
 depends=$(dpkg-deb --field "$package" Depends)
 echo "Depends: $depends"
-for library in libc6 libstdc++6 libhwloc15 zlib1g libspdlog-dev liburing-dev; do
+for library in libc6 libstdc++6 libspdlog-dev liburing-dev; do
   grep -qE "(^|, )${library//+/[+]}( |,|$)" <<<"$depends"
 done
 
