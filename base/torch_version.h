@@ -3,8 +3,8 @@
 // Which versions of LibTorch ZeroRun supports, and what differs between them. This is the only place that
 // says so: CMake (cmake/LibTorch.cmake, doctor/CMakeLists.txt) and scripts/setup read the numbers from here.
 //
-// The newest version is the newest with which all tests have passed (docs/versions.md). A later one builds
-// with a warning of CMake, and what ZeroRun relies on beyond LibTorch's interface is checked when the program
+// docs/versions.md says which tests have passed with which version. One later than the newest builds with a
+// warning of CMake, and what ZeroRun relies on beyond LibTorch's interface is checked when the program
 // starts. A patch release counts as its minor version.
 
 #include <torch/version.h>

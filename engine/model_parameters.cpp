@@ -1,15 +1,12 @@
 #include "engine/model_parameters.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -18,6 +15,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/agreement.h"
 #include "device/dtypes.h"
 #include "optim/whole_parameter_optimizers.h"
 #include "zero/deferred_init.h"
@@ -243,17 +241,6 @@ ModelParameters collect_parameters(const Model& model, const Config& config,
 
 namespace {
 
-std::string broadcast_text(std::string text, int root, Communicator& communicator, const std::string& label) {
-  at::Tensor size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
-  communicator.broadcast(size, root, label)->wait();
-  text.resize(static_cast<size_t>(size.item<int64_t>()));
-  at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
-  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  communicator.broadcast(bytes, root, label)->wait();
-  std::memcpy(text.data(), bytes.const_data_ptr(), text.size());
-  return text;
-}
-
 // The first difference between two descriptions, whose first lines are settings and whose other lines are a
 // parameter or buffer each.
 std::string first_difference(const std::string& of_rank_0, const std::string& own, int rank) {
@@ -295,10 +282,9 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
   communicator.all_reduce(prints, label)->wait();
   for (int rank = 1; rank < communicator.world_size(); ++rank) {
     if (data[rank] == data[0]) continue;
-    const std::string of_rank_0 = broadcast_text(description, 0, communicator, label);
-    const bool is_odd = communicator.rank() == rank;
-    const std::string difference = broadcast_text(
-        is_odd ? first_difference(of_rank_0, description, rank) : "", rank, communicator, label);
+    const bool is_shown = communicator.rank() == 0 || communicator.rank() == rank;
+    const auto descriptions = exchange_texts(is_shown ? description : "", communicator, label);
+    const std::string difference = first_difference(descriptions[0], descriptions[rank], rank);
     throw UserError(
         "rank " + std::to_string(rank) + " has another model or another config than rank 0: " + difference +
         "; names, order, shapes, strides, dtypes and groups of parameters and buffers and all settings must "

@@ -26,7 +26,7 @@ def check_torch(version, has_new_abi):
 def check_key(is_free):
     if not is_free:
         raise ImportError(
-            "another package of this process uses torch's dispatch key DeferredInit, by which zerorun hears of operators on "
+            "another package of this process uses the dispatch key of torch by which zerorun hears of operators on "
             "parameters: import zerorun without that package")
 
 
