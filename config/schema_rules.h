@@ -1,8 +1,7 @@
-// The rules of the JSON Schema that involve several keys. Pure functions; any thread. Include this header
-// only in config/schema.cpp, because it includes nlohmann/json.
+// The rules of the JSON Schema that involve several keys. Pure functions; any thread.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>

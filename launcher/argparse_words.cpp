@@ -1,5 +1,6 @@
 #include "launcher/argparse_words.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 #include <string_view>

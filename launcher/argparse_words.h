@@ -1,10 +1,12 @@
 // The words of a command line as argparse, which DeepSpeed's launcher and torchrun use, reads them. Pure.
 #pragma once
 
-// CLI::App
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class App;
+}
 
 namespace zerorun::launcher {
 

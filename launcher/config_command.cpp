@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "config/check.h"
 #include "config/compare.h"
 #include "config/reference.h"

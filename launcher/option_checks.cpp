@@ -1,5 +1,6 @@
 #include "launcher/option_checks.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 #include <charconv>

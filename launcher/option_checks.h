@@ -1,11 +1,14 @@
 // Checks of the values of `zerorun`'s options, for CLI11. Pure.
 #pragma once
 
-// CLI::Validator
-#include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class ParseError;
+class Validator;
+}  // namespace CLI
 
 namespace zerorun::launcher {
 

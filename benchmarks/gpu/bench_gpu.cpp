@@ -55,11 +55,11 @@ int run(const BenchOptions& options) {
   auto communicator = connect_alone(options);
   DeviceClock clock(communicator->device());
   const c10::Device device = clock.location();
-  nlohmann::json about{{"card", name_of_card(device)},
-                       {"device", device.str()},
-                       {"libtorch", TORCH_VERSION},
-                       {"tiny", options.tiny}};
-  Bench bench{options, communicator, clock, Report(std::move(about))};
+  const nlohmann::json about{{"card", name_of_card(device)},
+                             {"device", device.str()},
+                             {"libtorch", TORCH_VERSION},
+                             {"tiny", options.tiny}};
+  Bench bench{options, communicator, clock, Report(about)};
   std::vector<Figure> seconds;
   for (const std::string& part : options.parts) {
     const auto begin = std::chrono::steady_clock::now();

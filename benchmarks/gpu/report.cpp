@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/error.h"
@@ -37,18 +38,14 @@ void append_new(std::vector<std::string>& texts, const std::string& text) {
   if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(text);
 }
 
-nlohmann::json entry_of(const std::string& part, const std::string& subject, const std::string& reason) {
-  return {{"part", part}, {"case", subject}, {"reason", reason}};
-}
-
 void print_cell(const std::string& text, size_t width) {
   std::printf("  %*s", static_cast<int>(width), text.c_str());
 }
 
 }  // namespace
 
-Report::Report(nlohmann::json about) : about_(std::move(about)) {
-  for (const auto& [name, value] : about_.items())
+Report::Report(const nlohmann::json& about) : about_(std::make_shared<nlohmann::json>(about)) {
+  for (const auto& [name, value] : about.items())
     std::printf("%s: %s\n", name.c_str(), (value.is_string() ? std::string(value) : value.dump()).c_str());
 }
 
@@ -62,12 +59,12 @@ void Report::add_note(const std::string& part, const std::string& text) {
 
 void Report::add_failure(const std::string& part, const std::string& subject, const std::string& reason) {
   std::printf("\n%s: %s failed: %s\n", part.c_str(), subject.c_str(), reason.c_str());
-  failed_.push_back(entry_of(part, subject, reason));
+  failed_.push_back({part, subject, reason});
 }
 
 void Report::add_skipped(const std::string& part, const std::string& subject, const std::string& reason) {
   std::printf("\n%s: %s skipped: %s\n", part.c_str(), subject.c_str(), reason.c_str());
-  skipped_.push_back(entry_of(part, subject, reason));
+  skipped_.push_back({part, subject, reason});
 }
 
 void Report::print_new() {
@@ -90,8 +87,8 @@ void Report::print_part(const std::string& part) const {
     row_width = std::max(row_width, figure.subject.size());
   }
   std::printf("\n%s\n", part.c_str());
-  if (notes_.contains(part)) {
-    for (const std::string text : notes_[part]) std::printf("  %s\n", text.c_str());
+  if (const auto found = notes_.find(part); found != notes_.end()) {
+    for (const std::string& text : found->second) std::printf("  %s\n", text.c_str());
   }
   std::printf("%*s", static_cast<int>(row_width), "");
   auto width_of = [](const std::string& column) {
@@ -118,8 +115,15 @@ void Report::print_part(const std::string& part) const {
   }
 }
 
+nlohmann::json Report::entries_of(const std::vector<Missing>& all) {
+  nlohmann::json entries = nlohmann::json::array();
+  for (const Missing& one : all)
+    entries.push_back({{"part", one.part}, {"case", one.subject}, {"reason", one.reason}});
+  return entries;
+}
+
 void Report::write(const std::string& file) const {
-  nlohmann::json result = about_;
+  nlohmann::json result = *about_;
   result["figures"] = nlohmann::json::array();
   for (const Figure& figure : figures_) {
     nlohmann::json entry{{"part", figure.part},
@@ -134,8 +138,8 @@ void Report::write(const std::string& file) const {
     result["figures"].push_back(std::move(entry));
   }
   result["notes"] = notes_;
-  result["failed"] = failed_;
-  result["skipped"] = skipped_;
+  result["failed"] = entries_of(failed_);
+  result["skipped"] = entries_of(skipped_);
   std::ofstream out(file);
   // Errors of other libraries may contain bytes that are not UTF-8.
   out << result.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";

@@ -1,7 +1,9 @@
 // The figures of bench_gpu: a table for each part, and JSON for programs. One thread.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <map>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -32,7 +34,7 @@ struct Figure {
 class Report {
  public:
   /// `about`: facts for the head of the JSON and the first line of the output, such as the card's name.
-  explicit Report(nlohmann::json about);
+  explicit Report(const nlohmann::json& about);
 
   void add(Figure figure);
   /// A sentence printed above the table of `part`, for example what its byte counts include.
@@ -49,13 +51,21 @@ class Report {
   void write(const std::string& file) const;
 
  private:
+  /// A measurement without a figure.
+  struct Missing {
+    std::string part;
+    std::string subject;
+    std::string reason;
+  };
+
+  static nlohmann::json entries_of(const std::vector<Missing>& all);
   void print_part(const std::string& part) const;
 
-  nlohmann::json about_;
+  std::shared_ptr<const nlohmann::json> about_;
   std::vector<Figure> figures_;
-  nlohmann::json notes_ = nlohmann::json::object();  // texts by part
-  nlohmann::json failed_ = nlohmann::json::array();
-  nlohmann::json skipped_ = nlohmann::json::array();
+  std::map<std::string, std::vector<std::string>> notes_;  // texts by part
+  std::vector<Missing> failed_;
+  std::vector<Missing> skipped_;
   std::vector<std::string> printed_;  // parts
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <torch/torch.h>
 
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/error.h"

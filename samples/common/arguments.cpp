@@ -2,6 +2,7 @@
 
 #include <zerorun/program.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
 

@@ -2,9 +2,12 @@
 // used by one thread.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <string>
+
+namespace CLI {
+class App;
+}
 
 namespace zerorun {
 

@@ -1,5 +1,6 @@
 #include "samples/common/hyperparameters.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <vector>
 

@@ -4,9 +4,12 @@
 
 #include <zerorun/config.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
+
+namespace CLI {
+class App;
+}
 
 namespace zerorun {
 

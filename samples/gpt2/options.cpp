@@ -3,6 +3,7 @@
 #include <unistd.h>
 #include <zerorun/program.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <tuple>

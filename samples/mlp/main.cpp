@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 #include <zerorun/zerorun.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <optional>
 

@@ -1,5 +1,6 @@
 #include "samples/common/arguments.h"
 
+#include <CLI/CLI.hpp>
 #include <catch2/catch.hpp>
 #include <vector>
 

@@ -2,6 +2,7 @@
 // reads the file.
 #include "samples/common/hyperparameters.h"
 
+#include <CLI/CLI.hpp>
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <vector>
