@@ -19,10 +19,10 @@
 #include "engine/checkpoints.h"
 #include "engine/engine_state.h"
 #include "engine/hidden_size.h"
-#include "engine/offload.h"
 #include "engine/resolved_config.h"
 #include "engine/schedules.h"
 #include "engine/setup.h"
+#include "engine/state_placement.h"
 #include "zero/interception.h"
 
 namespace zerorun {

@@ -17,6 +17,7 @@
 #include "engine/memory_check.h"
 #include "engine/optimizer_groups.h"
 #include "engine/setup.h"
+#include "engine/state_placement.h"
 #include "optim/client_optimizer.h"
 #include "optim/whole_parameter_optimizers.h"
 

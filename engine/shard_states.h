@@ -1,33 +1,15 @@
-// Applies the config's offload_optimizer and offload_param to an engine: which state of its slices is kept in
-// files, and how the optimizer accesses it. Internal to engine/.
+// The optimizer's access to the state of its shards: opens and closes the files that hold it. Internal to
+// engine/.
 #pragma once
 
-#include <string>
+#include <span>
 #include <vector>
 
-#include "comm/communicator.h"
-#include "config/config_types.h"
 #include "engine/host_update.h"
-#include "engine/model_parameters.h"
-#include "engine/options.h"
 #include "optim/shard_optimizer.h"
 #include "zero/slice_store.h"
 
 namespace zerorun {
-
-/// Throws UserError if the config asks for files and the optimizer is the program's own. The error names the
-/// section.
-void check_offload_options(const Config& config, const InitializeOptions& options);
-
-/// Rank 0 logs where each state is kept.
-void log_offload(const Config& config, const SliceStore& store, const Communicator& communicator);
-
-/// Makes `store` keep master weights, moments and values in files, if the config asks for that and the host
-/// updates them. `parameters`: the parameters in the store's layout. Throws UserError on all ranks if that
-/// fails on any rank.
-void keep_states_in_files(SliceStore& store, const Config& config, const InitializeOptions& options,
-                          const BucketOptions& kinds, const std::vector<NamedParameter>& parameters,
-                          Communicator& communicator);
 
 /// The optimizer's access to the state of its shards, which are chunks of `store`. Used by the engine's
 /// thread.
