@@ -218,7 +218,8 @@ class Training {
 
  private:
   void save(checkpoint::FileSystem& files) {
-    save_checkpoint(*state_, options_->folder, "", {.keep_last = 1}, files);
+    state_->checkpoints.write_to(files);
+    save_checkpoint(*state_, options_->folder, "", {.keep_last = 1});
   }
 
   const Options* options_;

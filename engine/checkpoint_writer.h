@@ -32,7 +32,7 @@ namespace zerorun {
 struct CheckpointPart : SavedTag {
   std::vector<checkpoint::FileToWrite> files = {};
   std::vector<std::vector<std::weak_ptr<checkpoint::MemorySnapshot>>> pinned = {};  // by bucket
-  std::string failure = {};  // why this part could not be made, as failure_of() returns it; else empty
+  Failure failure = {};  // why this part could not be made
 };
 
 class CheckpointWriter {
@@ -45,6 +45,9 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
+  /// Waits for the save in progress. Later saves write to `files`, which must outlive them, instead of this
+  /// machine's file system.
+  void write_to(checkpoint::FileSystem& files);
   /// The snapshots from which the files of a part are written. No save may be in progress.
   StatePins& pins() { return pins_; }
   /// The file `name` of an earlier checkpoint if its content is still current, else null. No save may be in
@@ -55,9 +58,8 @@ class CheckpointWriter {
   /// Forgets all published files.
   void forget_published();
   /// Starts a save in a thread and returns at once. If no thread can be created, saves before it returns. No
-  /// other save may be in progress. All ranks start their saves in the same order. `files` must outlive the
-  /// save.
-  void start(CheckpointPart part, checkpoint::FileSystem& files);
+  /// other save may be in progress. All ranks start their saves in the same order.
+  void start(CheckpointPart part);
   /// Returns when no save is in progress and no old checkpoint is being removed.
   void finish();
   /// Returns when the last checkpoint is published. If it failed, throws the same error on all ranks.
@@ -79,11 +81,11 @@ class CheckpointWriter {
  private:
   void check_not_forked() const;
   void copy_unwritten(int bucket);
-  void write(CheckpointPart& part, checkpoint::FileSystem& files, int64_t number,
-             std::promise<std::string>& outcome);
-  std::string write_files(CheckpointPart& part, checkpoint::FileSystem& files,
-                          const std::filesystem::path& folder, SaveAgreement& agreement);
+  void write(CheckpointPart& part, int64_t number, std::promise<Failure>& outcome);
+  std::string write_files(CheckpointPart& part, const std::filesystem::path& folder,
+                          SaveAgreement& agreement);
 
+  checkpoint::FileSystem* files_;
   Communicator* communicator_;
   HomeProcess home_;
   StatePins pins_;
@@ -93,7 +95,7 @@ class CheckpointWriter {
   std::map<std::filesystem::path, std::shared_ptr<checkpoint::FolderLock>> locks_;
   int64_t saves_ = 0;
   std::thread thread_;
-  std::shared_future<std::string> outcome_;  // of the last save: the failure, or empty
+  std::shared_future<Failure> outcome_;  // of the last save
   bool failure_is_logged_ = false;
   std::atomic<std::chrono::steady_clock::time_point> patience_ends_;
   mutable std::mutex mutex_;  // guards the next three members

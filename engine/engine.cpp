@@ -267,7 +267,7 @@ Engine::NoSync Engine::no_sync() {
 
 std::filesystem::path Engine::save_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                               const CheckpointOptions& options) {
-  return zerorun::save_checkpoint(*state_, directory, tag, options, checkpoint::local_file_system());
+  return zerorun::save_checkpoint(*state_, directory, tag, options);
 }
 
 void Engine::wait_for_checkpoint() {

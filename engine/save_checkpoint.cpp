@@ -59,24 +59,22 @@ template <typename Check, typename Words>
 bool agree_to_save(EngineState& state, const Check& check, const Words& words_now) {
   Communicator& communicator = *state.communicator;
   const std::string label = "saving a checkpoint";
-  const std::string failure = failure_of(check);
+  const Failure failure = failure_of(check);
   const std::string words = words_now();
   constexpr uint64_t kWrites = 1;  // lowest bit: this rank has writes that other ranks lack
   constexpr uint64_t kFine = 2;    // next bit: `check` has not failed
   at::Tensor votes = at::zeros({communicator.world_size()}, at::kLong);
   int64_t* by_rank = votes.mutable_data_ptr<int64_t>();
   const bool has_writes = state.residency && state.residency->has_pending_writes();
-  if (failure.empty())
-    by_rank[communicator.rank()] =
-        static_cast<int64_t>(std::hash<std::string>()(words) << 2 | kFine | has_writes);
+  if (!failure)
+    by_rank[communicator.rank()] = static_cast<int64_t>(
+        checkpoint::checksum_of(std::as_bytes(std::span(words))) << 2 | kFine | has_writes);
   communicator.all_reduce(votes, label)->wait();
   const std::span<const int64_t> all(by_rank, static_cast<size_t>(communicator.world_size()));
   const auto word_bits = [](int64_t word) { return static_cast<uint64_t>(word) & ~kWrites; };
   if (!std::ranges::all_of(all,
                            [&](int64_t word) { return word != 0 && word_bits(word) == word_bits(all[0]); })) {
-    const auto failures = exchange_texts(failure, communicator, label);
-    for (int rank = 0; rank < communicator.world_size(); ++rank)
-      throw_failure(failures[rank], communicator.world_size() > 1 ? rank : -1);
+    raise_first(exchange_texts(failure.encoded(), communicator, label));
     const auto all_words = exchange_texts(words, communicator, label);
     for (int rank = 1; rank < communicator.world_size(); ++rank) {
       if (all_words[rank] == all_words[0]) continue;
@@ -308,7 +306,7 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
 }  // namespace
 
 fs::path save_checkpoint(EngineState& state, const fs::path& directory, const std::string& given_tag,
-                         const CheckpointOptions& options, checkpoint::FileSystem& files) {
+                         const CheckpointOptions& options) {
   c10::NoGradGuard no_grad;
   state.finish_open_step();
   state.checkpoints.finish();
@@ -336,13 +334,13 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   part.keep_last = options.keep_last;
   part.node_local = state.config.node_local_checkpoints;
   part.failure = failure_of([&] { fill_part(state, tag, options, part); });
-  if (!part.failure.empty()) {
+  if (part.failure) {
     part.files.clear();
     part.manifest.tag = tag;
     part.pinned.resize(static_cast<size_t>(state.buckets.count()));
   }
   if (opens) close_slices(state, /*gathers=*/shares && !state.policy.replicate_update);
-  state.checkpoints.start(std::move(part), files);
+  state.checkpoints.start(std::move(part));
   if (!options.asynchronous) state.checkpoints.wait();
   return directory / tag;
 }

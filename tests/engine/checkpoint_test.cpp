@@ -208,7 +208,8 @@ TEST_CASE("A failed write is an error on all ranks, and the previous checkpoint 
         FaultyFileSystem files(local_file_system(), {.call = rank == faulty_rank ? call : -1,
                                                      .error = call % 2 == 0 ? ENOSPC : EIO});
         try {
-          save_checkpoint(*training.state, at, "second", {}, files);
+          training.state->checkpoints.write_to(files);
+          save_checkpoint(*training.state, at, "second", {});
           training.engine->wait_for_checkpoint();
         } catch (const UserError& error) {
           errors[rank] = error.what();
@@ -237,7 +238,8 @@ TEST_CASE("A save continues after short writes") {
     StateTraining training(adam, 1, "fp32", communicator);
     training.step(0);
     FaultyFileSystem files(local_file_system(), {.is_short = true});
-    save_checkpoint(*training.state, folder / "a", "", {.asynchronous = false}, files);
+    training.state->checkpoints.write_to(files);
+    save_checkpoint(*training.state, folder / "a", "", {.asynchronous = false});
     const float next = training.step(1);
     training.engine->load_checkpoint(folder / "a");
     expect(training.step(1) == next, "another loss");
