@@ -42,12 +42,8 @@ void CheckpointWriter::start(CheckpointPart part) {
   {
     const std::lock_guard lock(mutex_);
     pinned_ = std::move(part.pinned);
-    for (const checkpoint::FileToWrite& file : part.files) {
-      if (!file.is_frozen) continue;
-      published_.erase(file.name);
-      outdated_.erase(file.name);
-    }
   }
+  frozen_.start_save(part.files);
   reads_state_ = true;
   failure_is_logged_ = false;
   auto outcome = std::make_shared<std::promise<Failure>>();
@@ -83,7 +79,7 @@ void CheckpointWriter::write(CheckpointPart& part, int64_t number, std::promise<
   });
   reads_state_ = false;
   if (!failure) failure = own;
-  if (failure) forget_published();
+  if (failure) frozen_.forget_all();
   if (failure && communicator_->rank() == 0)
     log_warning("checkpoint " + part.manifest.tag + " was not saved: " + failure.text);
   outcome.set_value(failure);
@@ -105,11 +101,10 @@ std::string CheckpointWriter::write_files(CheckpointPart& part, const std::files
       agreement.note_progress();
     });
     if (!file.is_frozen) continue;
-    const std::lock_guard lock(mutex_);
-    published_[file.name] = {.path = part.directory / part.manifest.tag / file.name,
-                             .facts = facts[file.name],
-                             .digest = file.digest,
-                             .identity = files_->identity(folder / file.name)};
+    frozen_.add(file.name, {.path = part.directory / part.manifest.tag / file.name,
+                            .facts = facts[file.name],
+                            .digest = file.digest,
+                            .identity = files_->identity(folder / file.name)});
   }
   return to_json(facts, part.manifest.numbers.front());
 }
@@ -132,23 +127,6 @@ void CheckpointWriter::wait() {
 
 bool CheckpointWriter::is_writing() const {
   return outcome_.valid() && outcome_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
-}
-
-const checkpoint::PublishedFile* CheckpointWriter::published(const std::string& name) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = published_.find(name);
-  return found == published_.end() || outdated_.contains(name) ? nullptr : &found->second;
-}
-
-void CheckpointWriter::forget_published(const std::string& name) {
-  if (!home_.is_current()) return;
-  const std::lock_guard lock(mutex_);
-  outdated_.insert(name);
-}
-
-void CheckpointWriter::forget_published() {
-  const std::lock_guard lock(mutex_);
-  published_.clear();
 }
 
 void CheckpointWriter::keep(int bucket) {

@@ -14,7 +14,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,6 +23,7 @@
 #include "comm/communicator.h"
 #include "comm/notices.h"
 #include "engine/checkpoint_publisher.h"
+#include "engine/frozen_files.h"
 #include "engine/state_pins.h"
 
 namespace zerorun {
@@ -50,13 +50,8 @@ class CheckpointWriter {
   void write_to(checkpoint::FileSystem& files);
   /// The snapshots from which the files of a part are written. No save may be in progress.
   StatePins& pins() { return pins_; }
-  /// The file `name` of an earlier checkpoint if its content is still current, else null. No save may be in
-  /// progress.
-  const checkpoint::PublishedFile* published(const std::string& name) const;
-  /// To be called when the content of the file `name` is about to change. Any thread.
-  void forget_published(const std::string& name);
-  /// Forgets all published files.
-  void forget_published();
+  /// The files to which the next save may link. No save may be in progress, unless a function says otherwise.
+  FrozenFiles& frozen() { return frozen_; }
   /// Starts a save in a thread and returns at once. If no thread can be created, saves before it returns. No
   /// other save may be in progress. All ranks start their saves in the same order.
   void start(CheckpointPart part);
@@ -98,10 +93,9 @@ class CheckpointWriter {
   std::shared_future<Failure> outcome_;  // of the last save
   bool failure_is_logged_ = false;
   std::atomic<std::chrono::steady_clock::time_point> patience_ends_;
-  mutable std::mutex mutex_;  // guards the next three members
+  FrozenFiles frozen_;
+  std::mutex mutex_;  // guards pinned_
   std::vector<std::vector<std::weak_ptr<checkpoint::MemorySnapshot>>> pinned_;
-  std::map<std::string, checkpoint::PublishedFile> published_;
-  std::set<std::string> outdated_;         // names of published files whose content has changed since
   std::atomic<bool> reads_state_ = false;  // pinned state is still to be written
   std::atomic<int64_t> written_ = 0;
   std::atomic<int64_t> kept_ = 0;

@@ -159,8 +159,8 @@ EngineState::EngineState(Model given_model, Config given_config,
 
 void EngineState::before_write(int bucket) {
   if (bucket >= buckets.trained_count()) {
-    checkpoints.forget_published(name_of_file(bucket, communicator->rank()));
-    checkpoints.forget_published(name_of_value_slot(bucket, communicator->rank()));
+    checkpoints.frozen().set_outdated(name_of_file(bucket, communicator->rank()));
+    checkpoints.frozen().set_outdated(name_of_value_slot(bucket, communicator->rank()));
   }
   checkpoints.keep(bucket);
 }

@@ -73,7 +73,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   c10::NoGradGuard no_grad;
   state.finish_open_step();
   state.checkpoints.finish();
-  state.checkpoints.forget_published();
+  state.checkpoints.frozen().forget_all();
   Communicator& communicator = *state.communicator;
   check_outside_backward("engine.load_checkpoint");
   if (state.has_failed_backward()) state.reducer.finish_abandoned();

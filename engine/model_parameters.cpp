@@ -7,8 +7,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <sstream>
 #include <span>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <unordered_map>

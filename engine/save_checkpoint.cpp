@@ -169,9 +169,7 @@ checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
   if (window && !is_frozen) add_gradients(state, bucket, *window, file);
   std::ranges::stable_sort(file.ranges, {},
                            [](const checkpoint::RangeToWrite& range) { return range.range.state; });
-  if (const checkpoint::PublishedFile* published =
-          is_frozen ? state.checkpoints.published(file.name) : nullptr)
-    file.published = *published;
+  state.checkpoints.frozen().find_published(file);
   return file;
 }
 
@@ -189,8 +187,7 @@ void add_slots(EngineState& state, int bucket, std::vector<checkpoint::FileToWri
                                                    .is_frozen = is_frozen,
                                                    .slot = std::move(slot.file),
                                                    .slot_facts = std::move(slot.facts)});
-    if (const checkpoint::PublishedFile* published = is_frozen ? state.checkpoints.published(name) : nullptr)
-      file.published = *published;
+    state.checkpoints.frozen().find_published(file);
   };
   add(store.files(), name_of_slot(bucket, state.communicator->rank()));
   add(store.value_files(), name_of_value_slot(bucket, state.communicator->rank()));
@@ -223,7 +220,7 @@ checkpoint::FileToWrite file_of_buffers(const EngineState& state) {
 // Returns the file of the frozen parameters that every rank has in full. The engine does not see the
 // program's writes to them, so a digest of the values shows whether the file of an earlier checkpoint is
 // still current.
-checkpoint::FileToWrite file_of_frozen(const EngineState& state) {
+checkpoint::FileToWrite file_of_frozen(EngineState& state) {
   checkpoint::FileToWrite file{
       .name = kFrozenFile, .metadata = metadata_of(), .ranges = {}, .is_frozen = true};
   std::vector<at::Tensor> values;
@@ -235,8 +232,7 @@ checkpoint::FileToWrite file_of_frozen(const EngineState& state) {
         {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()}));
   }
   file.digest = checkpoint::checksum_of(std::as_bytes(std::span(digests)));
-  const checkpoint::PublishedFile* published = state.checkpoints.published(file.name);
-  if (published && published->digest == file.digest) file.published = *published;
+  state.checkpoints.frozen().find_published(file);
   auto next = values.begin();
   for (const NamedTensor& other : state.unbucketed) {
     if (other.is_buffer) continue;
