@@ -26,6 +26,7 @@ void FrozenFiles::add(const std::string& name, checkpoint::PublishedFile file) {
 }
 
 void FrozenFiles::set_outdated(const std::string& name) {
+  if (!home_.is_current()) return;  // in a forked child the mutex may be locked for ever
   const std::lock_guard lock(mutex_);
   outdated_.insert(name);
 }

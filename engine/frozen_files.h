@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "base/process.h"
 #include "checkpoint/state_file.h"
 
 namespace zerorun {
@@ -26,7 +27,8 @@ class FrozenFiles {
   void forget_all();
 
  private:
-  mutable std::mutex mutex_;  // guards all members
+  HomeProcess home_;
+  mutable std::mutex mutex_;  // guards the next two members
   std::map<std::string, checkpoint::PublishedFile> published_;
   std::set<std::string> outdated_;  // names of published files whose content has changed since
 };
