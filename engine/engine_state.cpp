@@ -126,7 +126,7 @@ EngineState::EngineState(Model given_model, Config given_config,
                       ? std::make_unique<HostUpdate>(store, buckets, reducer, *communicator)
                       : nullptr),
       states_on_host(store, *communicator),
-      shard_states(store, host_update.get()),
+      shard_states(store, buckets, reducer, host_update.get(), policy, *communicator),
       optimizer(make_optimizer(options)),
       schedule(make_schedule(config, options, *optimizer, communicator->rank() == 0), options.lr_scheduler,
                *optimizer),
@@ -176,9 +176,11 @@ EngineState::~EngineState() {
 }
 
 std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOptions& options) {
-  std::vector<Shard> shards = make_shards();
+  std::vector<Shard> shards = shard_states.shards();
   Device& device = host_update ? communicator->device().host() : communicator->device();
-  auto borrow = [this](const Shard& shard, const char* name) { return lend_moment(shard, name); };
+  auto borrow = [this](const Shard& shard, const char* name) {
+    return shard_states.lend_moment(shard, name);
+  };
   if (options.optimizer) {
     return make_client_optimizer(*options.optimizer, std::move(shards), borrow, device, shard_states);
   }
@@ -192,69 +194,6 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
                                shard_states);
   }
   return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device, shard_states);
-}
-
-// Each rank updates slice by slice, also at stage 0, where it updates all slices. So all stages make the same
-// kernel calls, which give the same bits.
-std::vector<Shard> EngineState::make_shards() {
-  std::vector<Shard> shards;
-  shards_of_bucket.resize(buckets.trained_count());
-  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-    for (int rank = 0; rank < communicator->world_size(); ++rank) {
-      if (!policy.replicate_update && rank != communicator->rank()) continue;
-      for (int chunk = 0; chunk < store.chunks(bucket); ++chunk) {
-        shards.push_back(make_shard(bucket, rank, chunk));
-        shard_bucket.push_back(bucket);
-        ++shards_of_bucket[bucket];
-        shard_states.add(bucket, chunk);
-      }
-    }
-  }
-  shards_to_update = shards_of_bucket;
-  return shards;
-}
-
-Shard EngineState::make_shard(int bucket, int rank, int chunk) {
-  const auto [begin, numel] = store.chunk_range(bucket, chunk);
-  auto part_of = [&, begin = begin, numel = numel](const char* name) {
-    const StateTensor& state = store.at(bucket, name);
-    return state.extent == Extent::slice ? store.chunk(bucket, state, chunk)
-                                         : store.slice(bucket, name, rank).narrow(0, begin, numel);
-  };
-  const bool has_master = buckets.has_master(bucket);
-  at::Tensor gradient, rounded;
-  if (host_update) {
-    gradient = reducer.on_host(bucket).narrow(0, begin, numel);
-    if (buckets.dtype() != Dtype::fp32) rounded = host_update->values(bucket).narrow(0, begin, numel);
-  } else {
-    gradient = part_of(kGradient);
-    if (has_master) rounded = part_of(kValue);
-  }
-  return {.values = part_of(has_master ? kMaster : kValue),
-          .gradient = std::move(gradient),
-          .rounded = std::move(rounded),
-          .group = buckets.layout(bucket).group,
-          .bucket = bucket,
-          .rank = rank,
-          .begin = begin};
-}
-
-// A moment covers what this rank updates: its slice, or the whole bucket.
-at::Tensor EngineState::lend_moment(const Shard& shard, const char* name) {
-  if (!store.has(shard.bucket, name)) {
-    const BucketLayout& layout = store.layout(shard.bucket);
-    const Extent extent = policy.replicate_update ? Extent::bucket : Extent::slice;
-    const int64_t numel = policy.replicate_update ? layout.numel : layout.slice_numel;
-    Device& device = communicator->device();
-    store.put(shard.bucket, StateKind::moment, name, extent,
-              host_update ? device.allocate_on_host(numel, at::kFloat) : device.allocate(numel, at::kFloat),
-              host_update ? Home::host : Home::device);
-  }
-  const StateTensor& state = store.at(shard.bucket, name);
-  if (state.home != Home::file) return store.slice(shard.bucket, name, shard.rank);
-  int chunk = 0;
-  while (store.chunk_range(shard.bucket, chunk).begin != shard.begin) ++chunk;
-  return state.chunks[chunk];
 }
 
 BytesPerParameter EngineState::bytes_per_parameter() const {

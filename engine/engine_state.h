@@ -144,10 +144,6 @@ struct EngineState {
   /// Bytes per trained parameter on the device where this rank computes, before division among ranks.
   BytesPerParameter bytes_per_parameter() const;
 
-  std::vector<Shard> make_shards();
-  /// One chunk of `rank`'s slice of the bucket, as a shard.
-  Shard make_shard(int bucket, int rank, int chunk);
-  at::Tensor lend_moment(const Shard& shard, const char* name);
   std::unique_ptr<ShardOptimizer> make_optimizer(const InitializeOptions& options);
 
   Model model;
@@ -163,9 +159,6 @@ struct EngineState {
   std::unique_ptr<HostUpdate> host_update;  // null unless the host updates a GPU's parameters
   StatesOnHost states_on_host;
   ShardStates shard_states;
-  std::vector<int> shard_bucket;      // by shard of the optimizer: its bucket
-  std::vector<int> shards_of_bucket;  // by bucket: how many shards it has
-  std::vector<int> shards_to_update;  // by bucket: shards that the current update has not updated yet
   std::unique_ptr<ShardOptimizer> optimizer;
   ScheduleFollower schedule;
   std::optional<LossScaler> scaler;     // only under fp16 training

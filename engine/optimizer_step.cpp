@@ -1,5 +1,6 @@
 // One optimizer step: the norm of the gradients, the update, and the reaction to the step's outcome.
 #include <exception>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -69,12 +70,12 @@ void EngineState::update() {
   }
   buckets.follow_writes();
   const bool gathers = !policy.replicate_update && communicator->world_size() > 1;
-  shards_to_update = shards_of_bucket;
+  shard_states.start_update();
   optimizer->step(outcome.facts(host_update || optimizer->reads_facts()), [&](int shard) {
-    const int bucket = shard_bucket[shard];
-    if (--shards_to_update[bucket] > 0) return;
-    if (host_update) host_update->send_to_gpu(bucket);
-    if (residency) residency->finish_update(bucket, gathers);
+    const std::optional<int> bucket = shard_states.note_updated(shard);
+    if (!bucket) return;
+    if (host_update) host_update->send_to_gpu(*bucket);
+    if (residency) residency->finish_update(*bucket, gathers);
   });
   shard_states.finish_update();
   // Raw access needs the new values. If no gather waits for their copy to the GPU, the program's stream must
