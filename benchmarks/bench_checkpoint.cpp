@@ -23,9 +23,9 @@
 #include "benchmarks/local_ranks.h"
 #include "benchmarks/work_meter.h"
 #include "comm/rendezvous.h"
-#include "engine/checkpoints.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
+#include "engine/saving/checkpoints.h"
 #include "samples/gpt2/model.h"
 
 namespace zerorun {

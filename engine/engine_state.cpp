@@ -13,9 +13,9 @@
 #include "base/log.h"
 #include "base/program.h"
 #include "comm/agreement.h"
-#include "engine/checkpoint_contents.h"
 #include "engine/memory_check.h"
 #include "engine/optimizer_groups.h"
+#include "engine/saving/checkpoint_contents.h"
 #include "engine/setup.h"
 #include "engine/state_placement.h"
 #include "optim/client_optimizer.h"
@@ -132,11 +132,8 @@ EngineState::EngineState(Model given_model, Config given_config,
                *optimizer),
       timer(config.wall_clock_breakdown, communicator->device().streams()),
       outcome(buckets, reducer, *communicator, config.precision.communication),
-      passes(
-          reducer, [this] { return begin_plain_backward(); }, [this] { note_backward(); },
-          [this] {
-            if (marks) marks->refuse();
-          }),
+      progress(config),
+      held(reducer, buckets, progress, options.marks_gradients, [this] { return begin_plain_backward(); }),
       checkpoints(*communicator) {
   on_all_ranks(*communicator, "writing offloaded state", [&] { store.finish_generation(); });
   broadcast_others(parameters, *communicator);
@@ -144,7 +141,6 @@ EngineState::EngineState(Model given_model, Config given_config,
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
   schedule.ask(0);
   computes_only = options.computes_only;
-  if (options.marks_gradients) marks = std::make_unique<GradientMarks>(buckets.trained());
   if (residency) {
     residency->set_before_write([this](int bucket) { before_write(bucket); });
     residency->set_use_observer(&reducer);
@@ -196,22 +192,20 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
   return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device, shard_states);
 }
 
-BytesPerParameter EngineState::bytes_per_parameter() const {
-  double master = 0;
-  double moments = 0;
-  store.for_each([&](int bucket, const StateTensor& state) {
-    if (state.home == Home::file || state.home == Home::host) return;
-    if (state.kind != StateKind::master && state.kind != StateKind::moment) return;
-    double& total = state.kind == StateKind::master ? master : moments;
-    for (int parameter : buckets.layout(bucket).parameters)
-      total +=
-          static_cast<double>(buckets.parameters()[parameter].tensor.numel() * state.memory.element_size());
-  });
-  const double numel = std::max<double>(1, static_cast<double>(buckets.numel()));  // all may be empty
-  return {.value = size_of(config.precision.training),
-          .gradient = size_of(reducer.gradient_dtype()),
-          .master = master / numel,
-          .moments = moments / numel};
+BackwardPasses::Start EngineState::begin_plain_backward() try {
+  held.follow_failed_backward("loss.backward");
+  held.follow_marks("loss.backward");
+  check_before_backward("loss.backward");
+  if (scaler && scaled_backwards == 0) {
+    throw UserError(
+        "loss.backward() under fp16 training without the loss scale: call engine.scale(loss).backward(), or "
+        "engine.backward(loss)");
+  }
+  const auto steps = static_cast<double>(config.batch.gradient_accumulation_steps);
+  return {.boundary = progress.is_last_backward(), .scale = static_cast<float>(1 / steps)};
+} catch (...) {
+  held.refuse_backward();
+  throw;
 }
 
 }  // namespace zerorun

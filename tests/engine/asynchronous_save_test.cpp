@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "checkpoint/publication.h"
-#include "engine/checkpoints.h"
 #include "engine/gathered_parameters.h"
+#include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/engine/collected_state.h"
 #include "tests/engine/partition_support.h"

@@ -13,7 +13,7 @@
 #include "checkpoint/checksums.h"
 #include "checkpoint/publication.h"
 #include "checkpoint/saved_state.h"
-#include "engine/checkpoints.h"
+#include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/engine/collected_state.h"
 #include "tests/engine/partition_support.h"

@@ -9,8 +9,8 @@
 #include "base/error.h"
 #include "checkpoint/publication.h"
 #include "checkpoint/saved_state.h"
-#include "engine/checkpoints.h"
 #include "engine/gathered_parameters.h"
+#include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/engine/collected_state.h"
 #include "tests/engine/net.h"
@@ -312,7 +312,7 @@ TEST_CASE("Errors of saves and loads name what does not match") {
   };
   CHECK_THAT(error_of(moved_out, cases[0]), Contains("bias has left its bucket"));
   auto one_rank_failed = [&](StateTraining& training) {
-    training.state->backwards = training.state->communicator->rank() == 1 ? 1 : 0;
+    if (training.state->communicator->rank() == 1) training.state->held.note_backward();
     training.engine->save_checkpoint(folder / "a", "x");
   };
   CHECK_THAT(error_of(one_rank_failed, cases[0]),

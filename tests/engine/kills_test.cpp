@@ -16,7 +16,7 @@
 
 #include "checkpoint/checksums.h"
 #include "checkpoint/publication.h"
-#include "engine/checkpoints.h"
+#include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/engine/collected_state.h"
 #include "tests/engine/partition_support.h"

@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/unique_fd.h"
 #include "checkpoint/publication.h"
-#include "engine/checkpoints.h"
+#include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/checkpoint/publish.h"
 #include "tests/engine/collected_state.h"

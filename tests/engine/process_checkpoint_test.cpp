@@ -8,7 +8,7 @@
 
 #include "checkpoint/publication.h"
 #include "comm/rendezvous.h"
-#include "engine/checkpoints.h"
+#include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/engine/state_support.h"

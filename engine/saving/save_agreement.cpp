@@ -1,4 +1,4 @@
-#include "engine/save_agreement.h"
+#include "engine/saving/save_agreement.h"
 
 #include <algorithm>
 

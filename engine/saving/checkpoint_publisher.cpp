@@ -1,4 +1,4 @@
-#include "engine/checkpoint_publisher.h"
+#include "engine/saving/checkpoint_publisher.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,4 +1,4 @@
-#include "engine/frozen_files.h"
+#include "engine/saving/frozen_files.h"
 
 #include <utility>
 

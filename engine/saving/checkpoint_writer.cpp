@@ -1,4 +1,4 @@
-#include "engine/checkpoint_writer.h"
+#include "engine/saving/checkpoint_writer.h"
 
 #include <pthread.h>
 

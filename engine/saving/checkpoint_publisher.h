@@ -18,7 +18,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/publication.h"
 #include "comm/communicator.h"
-#include "engine/save_agreement.h"
+#include "engine/saving/save_agreement.h"
 
 namespace zerorun {
 

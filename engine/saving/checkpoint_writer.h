@@ -22,9 +22,9 @@
 #include "checkpoint/state_file.h"
 #include "comm/communicator.h"
 #include "comm/notices.h"
-#include "engine/checkpoint_publisher.h"
-#include "engine/frozen_files.h"
-#include "engine/state_pins.h"
+#include "engine/saving/checkpoint_publisher.h"
+#include "engine/saving/frozen_files.h"
+#include "engine/saving/state_pins.h"
 
 namespace zerorun {
 

@@ -13,11 +13,11 @@
 #include "checkpoint/json_text.h"
 #include "checkpoint/publication.h"
 #include "comm/agreement.h"
-#include "engine/checkpoint_contents.h"
-#include "engine/checkpoints.h"
-#include "engine/client_tensors.h"
-#include "engine/restart_items.h"
-#include "engine/save_checks.h"
+#include "engine/saving/checkpoint_contents.h"
+#include "engine/saving/checkpoints.h"
+#include "engine/saving/client_tensors.h"
+#include "engine/saving/restart_items.h"
+#include "engine/saving/save_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -25,8 +25,8 @@ namespace {
 
 std::string tag_of(const EngineState& state, const std::string& given) {
   if (!given.empty()) return given;
-  const int64_t micro_steps = state.counts.micro;
-  return checkpoint::kStepTag + std::to_string(state.counts.global) +
+  const int64_t micro_steps = state.progress.counts().micro;
+  return checkpoint::kStepTag + std::to_string(state.progress.counts().global) +
          (micro_steps > 0 ? "_micro" + std::to_string(micro_steps) : "");
 }
 
@@ -42,9 +42,10 @@ fs::path whole_path(const fs::path& directory) {
 // All that must be the same on all ranks, as text.
 std::string words_of(const EngineState& state, const fs::path& directory, const std::string& tag,
                      const CheckpointOptions& options) {
-  const HeldSince& held = state.held_since;
-  return "\"" + tag + "\" in " + directory.string() + " behind step " + std::to_string(state.counts.global) +
-         " and " + std::to_string(state.counts.micro) + " micro-steps" +
+  const HeldSince& held = state.held.held_since();
+  return "\"" + tag + "\" in " + directory.string() + " behind step " +
+         std::to_string(state.progress.counts().global) + " and " +
+         std::to_string(state.progress.counts().micro) + " micro-steps" +
          (held.dropped
               ? ", gradients dropped (zero_grad()) in micro-step " + std::to_string(held.micro_step + 1) +
                     " before its last " + std::to_string(held.after) + " backwards"
@@ -140,9 +141,10 @@ checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
   std::map<const StateTensor*, std::shared_ptr<checkpoint::MemorySnapshot>> sources;
   checkpoint::FileToWrite file{
       .name = name_of_file(bucket, rank),
-      .metadata = metadata_of({{"bucket", std::to_string(bucket)},
-                               {"rank", std::to_string(rank)},
-                               {"generation", std::to_string(is_frozen ? 0 : state.counts.applied())}}),
+      .metadata =
+          metadata_of({{"bucket", std::to_string(bucket)},
+                       {"rank", std::to_string(rank)},
+                       {"generation", std::to_string(is_frozen ? 0 : state.progress.counts().applied())}}),
       .ranges = {},
       .is_frozen = is_frozen};
   for (int parameter : state.buckets.layout(bucket).parameters) {
@@ -253,7 +255,7 @@ checkpoint::RestartValues numbers_of(EngineState& state) {
 void fill_part(EngineState& state, const std::string& tag, const CheckpointOptions& options,
                CheckpointPart& part) {
   part.manifest = {.tag = tag,
-                   .generation = state.counts.applied(),
+                   .generation = state.progress.counts().applied(),
                    .world_size = state.communicator->world_size(),
                    .stage = state.config.zero.stage,
                    .precision = name_of(state.config.precision.training),
@@ -263,7 +265,7 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
                    .numbers = {numbers_of(state)},
                    .client_state = options.client_state};
   std::optional<WindowSoFar> window;
-  if (state.counts.micro > 0) {
+  if (state.progress.counts().micro > 0) {
     window = state.reducer.window_so_far();
     part.manifest.window = saved_window(state);
     part.manifest.numbers.front()[kWindowArrivals] = window->arrivals;
@@ -312,7 +314,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     state.follow_schedule();
     state.check_between_steps("engine.save_checkpoint");
     state.check_states_are_here("save_checkpoint");
-    if (state.counts.micro > 0) state.reducer.check_window_is_stored();
+    if (state.progress.counts().micro > 0) state.reducer.check_window_is_stored();
     if (directory.empty()) throw UserError("save_checkpoint(): the folder's name is empty: name a folder");
     checkpoint::check_tag(tag);
     part.directory = whole_path(directory);
