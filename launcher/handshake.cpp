@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/hexadecimal.h"
 
 namespace zerorun::launcher {
 namespace {
@@ -126,13 +127,7 @@ Attempt try_address(const std::string& name, int port, const Seal& ticket) {
 }  // namespace
 
 std::string random_token() {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const char byte : random_number()) {
-    text += kDigits[static_cast<unsigned char>(byte) >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
+  return in_hexadecimal(random_number());
 }
 
 AgentGreeting::AgentGreeting(UniqueFd fd, const Seal& ticket)
