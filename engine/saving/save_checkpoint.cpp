@@ -93,7 +93,7 @@ bool agree_to_save(EngineState& state, const Check& check, const Words& words_no
 CopyTime copy_time(const EngineState& state, int bucket, const StateTensor& kept) {
   if (kept.home == Home::host) return CopyTime::before_change;
   const BucketKind bucket_kind = state.buckets.kind(bucket);
-  const bool is_seen = state.residency && (bucket_kind.around_uses || bucket_kind.copied_for_writes) &&
+  const bool is_seen = state.residency && (bucket_kind.around_uses() || bucket_kind.copied_for_writes()) &&
                        !state.communicator->device().streams().asynchronous();
   return kept.kind == StateKind::value && !is_seen ? CopyTime::at_once : CopyTime::before_change;
 }
