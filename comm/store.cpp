@@ -109,8 +109,12 @@ void check_route(const Environment& environment, const Deadline& deadline) {
       route_to(environment.master_addr);
       return;
     } catch (const CommError& error) {
-      const std::string text = std::string(error.what()) +
-                               "; give an address of rank 0's host that this host knows (--master_addr)";
+      const std::string text =
+          std::string(error.what()) +
+          (is_loopback(environment.master_addr)
+               ? "; switch on this host's loopback interface (ip link set lo up), or give another address of "
+                 "rank 0's host (--master_addr)"
+               : "; give an address of rank 0's host that this host knows (--master_addr)");
       const auto next = Deadline::Clock::now() + kPause;
       if (next >= end) throw CommError(text);
       if (next < soon || warned) continue;
