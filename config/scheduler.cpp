@@ -23,6 +23,11 @@ void read(const Resolution& resolution, std::string_view name, PerGroup& target)
 Warmup read_warmup(const Resolution& resolution) {
   Warmup warmup;
   resolution.read(param("warmup_num_steps"), warmup.num_steps);
+  if (warmup.num_steps == 0) {
+    resolution.warn(param("warmup_num_steps"),
+                    "0 has the same effect as 2, the shortest warm-up; write 1 or 2");
+    warmup.num_steps = 1;
+  }
   if (resolution.settings.get<std::string>(param("warmup_type")) == "linear") {
     warmup.type = WarmupType::linear;
   }
