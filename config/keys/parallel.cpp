@@ -16,7 +16,10 @@ static constexpr KeyFact parallel_rows[] = {
         .switched_by("enabled")
         .refused("inference runs on the training engine itself, in eval mode"),
     section("tensor_parallel", "tensor parallelism").not_supported("layers are not divided among ranks"),
-    integer(".autotp_size", "0", "number of tensor-parallel ranks").least(0).refused(),
+    integer(".autotp_size", "0", "number of tensor-parallel ranks; 0 or 1: none")
+        .least(0)
+        .or_harmless("1")
+        .refused(),
     text(".dtype", "\"torch.float16\"", "dtype of the partitioned layers"),
     boolean(".tp_overlap_comm", "false", "overlap communication with computation"),
     boolean(".vocab_parallel_lm_head", "false", "divide the output layer's vocabulary among ranks"),

@@ -116,6 +116,7 @@ TEST_CASE("keys and sections that a run refuses are errors in a check") {
     const auto found = refusals(with(settings));
     REQUIRE(found.size() == 1);
     CHECK(found[0].path == path);
+    if (found[0].path == "tensor_parallel.autotp_size") CHECK(found[0].expected == "0 or 1");
     int errors = 0;
     for (const Diagnostic& diagnostic : check_config(with(settings), "conf").diagnostics.messages()) {
       if (diagnostic.severity != Severity::error) continue;
@@ -234,6 +235,7 @@ TEST_CASE("a feature in which nothing is switched on is not refused") {
         R"("expert_parallel": {"enabled": false, "autoep_size": 4})", R"("weight_quantization": {})",
         R"("weight_quantization": {"enabled": false, "post_init_quant": {}})",
         R"("zero_optimization": {"zenflow": null})", R"("tensor_parallel": {"autotp_size": 0})",
+        R"("tensor_parallel": {"autotp_size": 1})",
         R"("hybrid_engine": {"enabled": false, "max_out_tokens": 1})"}) {
     INFO(settings);
     CHECK(told(settings).empty());
