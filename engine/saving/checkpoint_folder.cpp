@@ -1,4 +1,4 @@
-#include "engine/checkpoint_folder.h"
+#include "engine/saving/checkpoint_folder.h"
 
 #include "base/error.h"
 #include "checkpoint/file_system.h"
