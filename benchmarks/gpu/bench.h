@@ -16,10 +16,11 @@ namespace zerorun {
 inline constexpr double kGiga = 1e9;
 
 struct BenchOptions {
-  std::vector<std::string> parts = {"copy", "kernels", "gpt2", "operators", "offload"};
+  std::vector<std::string> parts = {"copy", "kernels", "gpt2", "operators", "offload", "checkpoint"};
   std::vector<std::string> sizes = {"124M", "1.3B"};  // models of the part gpt2
   std::string device = "auto";
-  std::string json;  // file; empty: none
+  std::string json;    // file; empty: none
+  std::string folder;  // of the part checkpoint; empty: the system's for temporary files
   int rounds = 7;
   double seconds_limit = 30;  // of a part; in gpt2, of a model
   bool tiny = false;
@@ -68,5 +69,6 @@ void measure_kernels(Bench& bench);
 void measure_gpt2(Bench& bench);
 void measure_operators(Bench& bench);
 void measure_offload(Bench& bench);
+void measure_checkpoint(Bench& bench);
 
 }  // namespace zerorun

@@ -1,7 +1,7 @@
 // bench_gpu: what a GPU can do and how much of it the engine reaches. One rank on one GPU. Parts: copy (the
 // card's bandwidth and matrix products), kernels (the engine's, beside a copy), gpt2 (steps at stages 0 to 3
 // beside a plain LibTorch loop, and their memory), operators (the host's time), offload (an update on the
-// host). With --tiny it runs on the CPU, to test itself.
+// host), checkpoint (saves and loads). With --tiny it runs on the CPU, to test itself.
 #include <ATen/Parallel.h>
 #include <torch/version.h>
 
@@ -24,11 +24,9 @@
 namespace zerorun {
 namespace {
 
-const std::map<std::string, std::function<void(Bench&)>> kParts = {{"copy", measure_copy},
-                                                                   {"kernels", measure_kernels},
-                                                                   {"gpt2", measure_gpt2},
-                                                                   {"operators", measure_operators},
-                                                                   {"offload", measure_offload}};
+const std::map<std::string, std::function<void(Bench&)>> kParts = {
+    {"copy", measure_copy},           {"kernels", measure_kernels}, {"gpt2", measure_gpt2},
+    {"operators", measure_operators}, {"offload", measure_offload}, {"checkpoint", measure_checkpoint}};
 
 std::shared_ptr<Communicator> connect_alone(const BenchOptions& options) {
   Environment environment = Environment::read();
@@ -81,7 +79,7 @@ int main(int argc, char** argv) {
   CLI::App app("Measures a GPU and training on it, with one rank.", "bench_gpu");
   app.option_defaults()->always_capture_default();
   app.add_option("parts", options.parts, "what to measure")
-      ->check(CLI::IsMember({"copy", "kernels", "gpt2", "operators", "offload"}));
+      ->check(CLI::IsMember(zerorun::BenchOptions().parts));
   app.add_option("--sizes", options.sizes, "models of the part gpt2")->check(CLI::IsMember({"124M", "1.3B"}));
   app.add_option("--rounds", options.rounds, "rounds in which what is compared takes turns")
       ->check(CLI::Range(3, 1000));
@@ -90,6 +88,9 @@ int main(int argc, char** argv) {
          "of each part, and of each model of gpt2: no further round starts after it; 3 rounds always run")
       ->check(CLI::PositiveNumber);
   app.add_option("--device", options.device)->check(CLI::IsMember({"auto", "cuda", "cpu"}));
+  app.add_option("--folder", options.folder,
+                 "in which the part checkpoint makes a folder and removes it; if none is given, the "
+                 "system's for temporary files");
   app.add_option("--json", options.json, "a file for all figures; written after each part");
   app.add_flag("--tiny", options.tiny,
                "3 rounds of small sizes, which also run on the CPU: tests the program only");

@@ -2,6 +2,7 @@
 // them in a second. The times mean nothing here; that figures exist and agree with each other does.
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -148,6 +149,28 @@ void check_host_time(const Figures& figures) {
   CHECK(figures.value("offload", "124M, stage 2, optimizer on the host", "step", "ms") > 0);
 }
 
+void check_checkpoints(const Figures& figures) {
+  const double next_loss = figures.value("checkpoint", "second save", "next loss", "");
+  for (const char* subject : {"first save", "second save", "first load", "second load"}) {
+    CAPTURE(subject);
+    const double seconds = figures.value("checkpoint", subject, "whole", "s");
+    // Tiny: some thousand parameters, of which master weights and two moments are saved.
+    const double bytes = figures.value("checkpoint", subject, "rate", "GB/s") * 1e9 * seconds;
+    CHECK(bytes > 12 * 28e3);
+    CHECK(bytes < 24 * 28e3);
+  }
+  for (const char* subject : {"first save", "second save"}) {
+    CAPTURE(subject);
+    CHECK(figures.value("checkpoint", subject, "call", "s") <=
+          figures.value("checkpoint", subject, "whole", "s"));
+  }
+  for (const char* subject : {"first load", "second load"}) {
+    CAPTURE(subject);
+    CHECK(figures.value("checkpoint", subject, "next loss", "") == next_loss);
+  }
+  CHECK(figures.value("checkpoint", "first save", "next loss", "") > next_loss);
+}
+
 }  // namespace
 
 TEST_CASE("bench_gpu gives all figures") {
@@ -159,7 +182,8 @@ TEST_CASE("bench_gpu gives all figures") {
   check_model(figures, "gpt2 124M");
   check_model(figures, "gpt2 1.3B");
   check_host_time(figures);
-  for (const char* part : {"copy", "kernels", "gpt2", "operators", "offload"})
+  check_checkpoints(figures);
+  for (const char* part : {"copy", "kernels", "gpt2", "operators", "offload", "checkpoint"})
     CHECK(figures.value("time", part, "whole part", "s") > 0);
 }
 
@@ -174,6 +198,17 @@ TEST_CASE("bench_gpu measures only the parts and sizes that are named") {
   CHECK(parts.back() == "time");
   for (const std::string& part : parts)
     CHECK((part == "copy" || part == "time" || part.starts_with("gpt2 124M")));
+}
+
+TEST_CASE("bench_gpu leaves no checkpoint behind, and names a folder that it cannot use") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "checkpoints");
+  const std::string command = kBench + "--tiny checkpoint --folder ";
+  CHECK(run(folder, command + (folder / "checkpoints").string()).exit_code == 0);
+  CHECK(std::filesystem::is_empty(folder / "checkpoints"));
+  const Outcome no_folder = run(folder, command + (folder / "none").string());
+  CHECK(no_folder.exit_code == 1);
+  CHECK(count(no_folder.out, "--folder") == 1);
 }
 
 TEST_CASE("bench_gpu refuses the CPU without --tiny, and a file that it cannot write") {

@@ -36,9 +36,12 @@ check() {
 }
 
 check --only cpu,streams || fail "a run without failures has an exit code"
-expect '^ +[0-9.]+ s +passed +cpu +last loss [0-9.]+$'
+last_loss=$(sed -n 's/^3 steps in .* -> \([0-9.]*\),.*/\1/p' "$scratch/out/cpu.log")
+expect '^ +[0-9.]+ s +passed +cpu +last loss '"${last_loss/./\\.}"'$'
+grep -qE 'info: step 3: over 3 steps, ms each: whole [0-9.]+ \| backward' "$scratch/out/cpu.log" ||
+  fail "cpu.log does not say where the time of a step was spent"
 expect '^ +[0-9.]+ s +skipped +streams +(no NVIDIA driver|the NVIDIA driver )'
-expect '^\| [0-9-]+ \| .* \| '"${torch/./\\.}"'\.1\+cu130 \| .* \| 1 / 0 / 1 \|$'
+expect '^\| [0-9-]+ \| .* \| '"${torch/./\\.}"'\.1\+cu130 \| '"$(<"$build/interception_key")"' \| .* \| 1 / 0 / 1 \|$'
 expect '^1 passed, 0 failed, 1 skipped$'
 python3 - "$scratch/out/result.json" <<'PYTHON' || fail "result.json"
 import json, sys
@@ -57,6 +60,7 @@ printf '#!/bin/sh\necho "error: broken"\nexit 3\n' >"$scratch/checkout/build/bin
 chmod +x "$scratch/checkout/build/bin/zerorun"
 if check --only cpu; then fail "a failed step is success"; fi
 expect 'failed +cpu +exit code 3: error: broken$'
+expect '^\| .* \| \? \| .* \| 0 / 1 / 0 \|$' # a build without the file of the dispatch key
 printf '#!/bin/sh\necho started\nsleep 100 & sleep 100\n' >"$scratch/checkout/build/bin/zerorun"
 if check --only cpu --minutes 0.2; then fail "a step that does not end is success"; fi
 expect 'failed +cpu +ended after [0-9]+ s; last line: started$'
