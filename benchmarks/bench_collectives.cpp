@@ -23,9 +23,9 @@
 #include "benchmarks/figures.h"
 #include "benchmarks/gpu/device_clock.h"
 #include "benchmarks/local_ranks.h"
-#include "comm/gloo_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/rendezvous.h"
-#include "comm/shared_memory_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
 
 namespace zerorun {
 namespace {

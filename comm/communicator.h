@@ -1,10 +1,10 @@
 // Collectives among ranks. Each rank owns one Communicator, and any of its threads may start a collective. If
 // several threads do, each must start its first collective before another thread waits. Otherwise a long wait
-// may be reported as a disagreement between ranks (comm/order_watch.h). All ranks must start the collectives
-// of each kind in the same order, with the same labels. A collective returns a Work and owns its tensors
-// until Work::wait() returns. Sums over CPU tensors are added in rank order, so their bits depend neither on
-// bucket sizes nor on timing. Every wait has a deadline; a missed deadline throws CommError, which names the
-// collective, its label and the missing ranks.
+// may be reported as a disagreement between ranks (comm/gloo/order_watch.h). All ranks must start the
+// collectives of each kind in the same order, with the same labels. A collective returns a Work and owns its
+// tensors until Work::wait() returns. Sums over CPU tensors are added in rank order, so their bits depend
+// neither on bucket sizes nor on timing. Every wait has a deadline; a missed deadline throws CommError, which
+// names the collective, its label and the missing ranks.
 //
 // Tensors are on the communicator's device or on the CPU. On a device with streams a collective runs on the
 // current stream of the calling thread, like any operator. wait() then only checks that the communicator

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/environment.h"
-#include "comm/job_store.h"
+#include "comm/meeting/environment.h"
+#include "comm/meeting/job_store.h"
 
 namespace zerorun {
 

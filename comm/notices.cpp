@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/job_store.h"
+#include "comm/meeting/job_store.h"
 
 namespace zerorun {
 namespace {

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "comm/communicator.h"
-#include "comm/environment.h"
+#include "comm/meeting/environment.h"
 
 namespace zerorun {
 

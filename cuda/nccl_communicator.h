@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/job_store.h"
+#include "comm/meeting/job_store.h"
 #include "comm/notices.h"
 #include "comm/rendezvous.h"
 #include "cuda/cuda_device.h"

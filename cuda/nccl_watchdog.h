@@ -4,8 +4,8 @@
 //
 // A collective's timeout starts when its stream reaches it. The communicator becomes permanently broken after
 // a timeout, after an error from NCCL, or if ranks have started different collectives (cuda/issue_history.h).
-// The watchdog then finds the reason (comm/wait_board.h) if the ranks' store answers in time, aborts the
-// running collectives so that streams continue, and makes every later use of the communicator throw the
+// The watchdog then finds the reason (comm/meeting/wait_board.h) if the ranks' store answers in time, aborts
+// the running collectives so that streams continue, and makes every later use of the communicator throw the
 // reason.
 //
 // A question to the GPU may itself hang, if another thread hangs in a call to the driver. The watchdog asks
@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/wait_board.h"
+#include "comm/meeting/wait_board.h"
 #include "cuda/issue_history.h"
 #include "cuda/store_courier.h"
 

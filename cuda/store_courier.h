@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/wait_board.h"
+#include "comm/meeting/wait_board.h"
 
 namespace zerorun {
 

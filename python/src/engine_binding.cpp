@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "comm/agreement.h"
-#include "comm/environment.h"
+#include "comm/meeting/environment.h"
 #include "comm/rendezvous.h"
 #include "config/check.h"
 #include "config/config.h"

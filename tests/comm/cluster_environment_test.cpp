@@ -1,6 +1,6 @@
 // Tests how a rank reads its environment from the variables of srun, mpirun and mpiexec. The tables contain
 // the variables that Slurm 22.05, OpenMPI 4.1 and MPICH 4.0 of Debian 12 set.
-#include "comm/cluster_environment.h"
+#include "comm/meeting/cluster_environment.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/environment.h"
-#include "comm/slurm_lists.h"
+#include "comm/meeting/environment.h"
+#include "comm/meeting/slurm_lists.h"
 
 namespace zerorun {
 namespace {

@@ -1,5 +1,5 @@
 // Tests that a control block accepts only processes of its own job, and one process per rank.
-#include "comm/control_block.h"
+#include "comm/shared_memory/control_block.h"
 
 #include <unistd.h>
 

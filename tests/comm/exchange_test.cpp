@@ -1,6 +1,6 @@
 // Tests the exchange of words between rank-threads that share a store: late ranks, missing ranks, words with
 // any bytes.
-#include "comm/exchange.h"
+#include "comm/meeting/exchange.h"
 
 #include <catch2/catch.hpp>
 #include <thread>

@@ -1,5 +1,5 @@
 // Tests ranks that are processes connected by Gloo: all collectives, deadlines, and ranks that die.
-#include "comm/gloo_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 
 #include <sys/wait.h>
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
 // Tests that every call to a job's store has a deadline, and that values without the job's seal are refused.
-#include "comm/job_store.h"
+#include "comm/meeting/job_store.h"
 
 #include <atomic>
 #include <catch2/catch.hpp>

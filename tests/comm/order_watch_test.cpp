@@ -1,6 +1,6 @@
 // Tests that processes which wait for different collectives get an error long before their deadline, over
 // Gloo and over shared memory, and that processes which are only late get none.
-#include "comm/order_watch.h"
+#include "comm/gloo/order_watch.h"
 
 #include <torch/torch.h>
 

@@ -14,11 +14,11 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
-#include "comm/environment.h"
-#include "comm/exchange.h"
-#include "comm/gloo_communicator.h"
-#include "comm/shared_memory_communicator.h"
-#include "comm/store.h"
+#include "comm/gloo/gloo_communicator.h"
+#include "comm/meeting/environment.h"
+#include "comm/meeting/exchange.h"
+#include "comm/meeting/store.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
 
 namespace zerorun {
 namespace {

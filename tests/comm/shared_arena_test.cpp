@@ -1,6 +1,6 @@
 // Tests the memory of one rank's arena: allocations do not overlap, adjacent freed ranges are merged, and
 // memory is filled with zeros.
-#include "comm/shared_arena.h"
+#include "comm/shared_memory/shared_arena.h"
 
 #include <ATen/ops/count_nonzero.h>
 

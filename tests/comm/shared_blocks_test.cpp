@@ -1,5 +1,5 @@
 // Tests memory that all ranks write to: blocks are shared, and their pages are freed after the last user.
-#include "comm/shared_blocks.h"
+#include "comm/shared_memory/shared_blocks.h"
 
 #include <sys/resource.h>
 #include <sys/stat.h>

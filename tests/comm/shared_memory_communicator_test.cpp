@@ -1,6 +1,6 @@
 // Tests ranks that are processes and use shared memory: all collectives, shared tensors, and that nothing
 // stays open or mapped.
-#include "comm/shared_memory_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
 
 #include <torch/torch.h>
 #include <unistd.h>

@@ -9,7 +9,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "comm/shared_memory_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
 #include "tests/comm/shared_memory_ranks.h"
 
 namespace zerorun {

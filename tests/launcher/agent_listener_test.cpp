@@ -1,5 +1,5 @@
 // Tests which connections the launcher accepts from agents while strangers connect too.
-#include "launcher/agent_listener.h"
+#include "launcher/hosts/agent_listener.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -16,8 +16,8 @@
 
 #include "base/listening.h"
 #include "base/seal.h"
-#include "launcher/frame_socket.h"
-#include "launcher/handshake.h"
+#include "launcher/hosts/frame_socket.h"
+#include "launcher/hosts/handshake.h"
 
 namespace zerorun::testing {
 using namespace launcher;

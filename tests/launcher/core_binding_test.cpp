@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/processor_list.h"
-#include "launcher/dry_run.h"
+#include "launcher/hosts/dry_run.h"
 #include "tests/support/temporary_folder.h"
 
 using Catch::Matchers::Contains;

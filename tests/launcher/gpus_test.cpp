@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/gpu_question.h"
+#include "launcher/hosts/gpu_question.h"
 #include "tests/launcher/launched.h"
 
 using Catch::Matchers::Contains;

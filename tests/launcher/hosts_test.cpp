@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "launcher/host_filter.h"
-#include "launcher/hostfile.h"
-#include "launcher/job_placement.h"
-#include "launcher/node_job.h"
+#include "launcher/hosts/host_filter.h"
+#include "launcher/hosts/hostfile.h"
+#include "launcher/hosts/job_placement.h"
+#include "launcher/hosts/node_job.h"
 #include "launcher/placement.h"
 #include "tests/support/temporary_folder.h"
 

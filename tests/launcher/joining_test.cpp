@@ -12,9 +12,9 @@
 
 #include "base/listening.h"
 #include "base/seal.h"
-#include "launcher/frame_socket.h"
-#include "launcher/handshake.h"
-#include "launcher/node_order.h"
+#include "launcher/hosts/frame_socket.h"
+#include "launcher/hosts/handshake.h"
+#include "launcher/hosts/node_order.h"
 #include "tests/launcher/launched.h"
 #include "tests/launcher/leased_program.h"
 #include "tests/support/temporary_folder.h"

@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "base/error.h"
-#include "launcher/doctor_command.h"
-#include "launcher/host_name.h"
-#include "launcher/launch_options.h"
+#include "launcher/commands/doctor_command.h"
+#include "launcher/hosts/host_name.h"
+#include "launcher/hosts/launch_options.h"
 
 using Catch::Matchers::Contains;
 using Words = std::vector<std::string>;

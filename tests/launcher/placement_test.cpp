@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/gpu_presence.h"
-#include "launcher/dry_run.h"
+#include "launcher/hosts/dry_run.h"
 #include "launcher/program_path.h"
 #include "launcher/rank_environment.h"
 #include "tests/support/temporary_folder.h"

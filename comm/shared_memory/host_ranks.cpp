@@ -1,0 +1,184 @@
+#include "comm/shared_memory/host_ranks.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstdint>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "base/error.h"
+#include "base/random_bits.h"
+#include "comm/meeting/exchange.h"
+
+namespace zerorun {
+namespace {
+
+constexpr char kReady[] = "ready";
+
+// Returns a text that differs between hosts, and between containers of one host that have separate PID
+// namespaces.
+std::string name_of_host() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::getline(file, boot);
+  std::array<char, 128> processes{};
+  const ssize_t length = readlink("/proc/self/ns/pid", processes.data(), processes.size());
+  return boot + "/" + std::string(processes.data(), length > 0 ? static_cast<size_t>(length) : 0);
+}
+
+// This mark is at the start of a rank's arena until all ranks have checked it. With it a rank detects that a
+// segment that it has opened belongs to another job, to another rank, or to a process that later got the same
+// PID.
+struct Mark {
+  uint64_t job = 0;
+  int64_t rank = 0;
+  uint64_t number = 0;
+
+  bool operator==(const Mark&) const = default;
+};
+
+// The process id and file descriptors by which other ranks open this rank's segments.
+struct SegmentHandles {
+  pid_t pid = 0;
+  int arena = -1;
+  size_t arena_bytes = 0;
+  uint64_t number = 0;  // the random number in this rank's Mark
+  int control = -1;     // set on rank 0 only, else -1
+  int blocks = -1;      // set on rank 0 only, else -1
+
+  std::string text() const {
+    std::ostringstream words;
+    words << pid << ' ' << arena << ' ' << arena_bytes << ' ' << number << ' ' << control << ' ' << blocks;
+    return words.str();
+  }
+  static SegmentHandles read(const std::string& text) {
+    SegmentHandles handles;
+    std::istringstream words(text);
+    words >> handles.pid >> handles.arena >> handles.arena_bytes >> handles.number >> handles.control >>
+        handles.blocks;
+    return handles;
+  }
+};
+
+Mark& mark_in(const SharedSegment& segment) {
+  return *reinterpret_cast<Mark*>(segment.data());
+}
+
+// Starts to watch the process before it checks the mark. So if the mark matches, the watched process is the
+// one that owns this arena.
+SharedSegment open_arena(const SegmentHandles& theirs, const Mark& mark, ProcessWatch& processes) {
+  processes.add(theirs.pid);
+  SharedSegment segment = SharedSegment::open(theirs.pid, theirs.arena, theirs.arena_bytes, false);
+  segment.close_descriptor();
+  if (mark_in(segment) == mark) return segment;
+  throw Error("process " + std::to_string(theirs.pid) + " is not rank " + std::to_string(mark.rank) +
+              " of this job");
+}
+
+struct Own {
+  SharedSegment arena;
+  SharedSegment control;  // on rank 0 only
+  SharedSegment blocks;   // on rank 0 only
+  SegmentHandles handles;
+};
+
+Own make_own(int rank, int world_size, uint64_t job) {
+  constexpr size_t kLeast = size_t{1} << 20;
+  const size_t bytes = arena_bytes(world_size);
+  if (bytes < kLeast) throw Error("limits of the process (ulimit -f, ulimit -v) do not allow shared memory");
+  Own own;
+  own.arena = SharedSegment::create("zerorun arena", bytes);
+  if (rank == 0) {
+    own.control = ControlBlock::make(world_size, job);
+    own.blocks = SharedSegment::create("zerorun blocks", bytes);
+  }
+  const uint64_t number = random_bits();
+  mark_in(own.arena) = {.job = job, .rank = rank, .number = number};
+  own.handles = {.pid = getpid(),
+                 .arena = own.arena.descriptor(),
+                 .arena_bytes = own.arena.bytes(),
+                 .number = number,
+                 .control = own.control.descriptor(),
+                 .blocks = own.blocks.descriptor()};
+  return own;
+}
+
+std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& handles_by_rank, int rank, uint64_t job,
+                                    Own own) {
+  const int world_size = static_cast<int>(handles_by_rank.size());
+  ProcessWatch processes(rank);
+  std::vector<SharedSegment> lent(world_size);
+  for (int other = 0; other < world_size; ++other) {
+    if (other == rank) {
+      processes.add(getpid());
+    } else {
+      const SegmentHandles theirs = SegmentHandles::read(handles_by_rank[other]);
+      lent[other] = open_arena(theirs, {.job = job, .rank = other, .number = theirs.number}, processes);
+    }
+  }
+  const SegmentHandles first = SegmentHandles::read(handles_by_rank[0]);
+  SharedSegment control =
+      rank == 0 ? std::move(own.control)
+                : SharedSegment::open(first.pid, first.control, ControlBlock::bytes(world_size), true);
+  SharedSegment blocks = rank == 0 ? std::move(own.blocks)
+                                   : SharedSegment::open(first.pid, first.blocks, first.arena_bytes, true);
+  return std::make_unique<HostRanks>(
+      HostRanks{.control = ControlBlock(std::move(control), rank, world_size, job),
+                .arena = std::make_shared<SharedArena>(std::move(own.arena)),
+                .lent = std::move(lent),
+                .blocks = std::make_shared<SharedBlocks>(std::move(blocks)),
+                .processes = std::move(processes)});
+}
+
+// Returns the first report that is not kReady, with its rank, or an empty text if all reports are kReady.
+std::string first_obstacle(const std::vector<std::string>& reports) {
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    if (reports[rank] != kReady) return "on rank " + std::to_string(rank) + ": " + reports[rank];
+  }
+  return "";
+}
+
+}  // namespace
+
+std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Joined& joined,
+                                        const Deadline& deadline, std::string& obstacle) {
+  const int rank = environment.rank;
+  const StorePointer part = joined.store->part("shm");
+  auto exchange = [&](const char* name, const std::string& word) {
+    return exchange_words(*part, name, rank, environment.world_size, word, deadline);
+  };
+  const std::vector<std::string> hosts = exchange("host", name_of_host());
+  for (size_t other = 1; other < hosts.size(); ++other) {
+    if (hosts[other] == hosts[0]) continue;
+    obstacle = "rank " + std::to_string(other) + " is on another host or in another container than rank 0";
+    return nullptr;
+  }
+
+  // After each step the ranks exchange reports, so that a failure on one rank makes all ranks return null.
+  std::string report = kReady;
+  Own own;
+  try {
+    own = make_own(rank, environment.world_size, joined.job);
+  } catch (const Error& error) {
+    report = error.what();
+  }
+  obstacle = first_obstacle(exchange("made", report));
+  if (!obstacle.empty()) return nullptr;
+  const std::vector<std::string> handles_by_rank = exchange("handles", own.handles.text());
+  std::unique_ptr<HostRanks> ranks;
+  try {
+    ranks = open_all(handles_by_rank, rank, joined.job, std::move(own));
+  } catch (const Error& error) {
+    report = error.what();
+  }
+  obstacle = first_obstacle(exchange("opened", report));
+  if (!obstacle.empty()) return nullptr;
+  mark_in(ranks->arena->segment()) = {};
+  ranks->control.segment().close_descriptor();
+  ranks->arena->segment().close_descriptor();
+  return ranks;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,61 @@
+// Memory to which all ranks of a host write: blocks of one segment, which every rank maps as a whole. Rank 0
+// allocates the blocks. When every rank has released a block, its pages return to the system and it is free
+// again. Owned by the communicator and by every tensor in a block. Any thread, but only one at a time may
+// call reserve().
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/process.h"
+#include "comm/shared_memory/shared_arena.h"
+
+namespace zerorun {
+
+class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
+ public:
+  /// The descriptor of `segment` must be open.
+  explicit SharedBlocks(SharedSegment segment) : arena_(std::move(segment)) {}
+
+  /// On rank 0: reserves a zero-filled block that `users` ranks will open(), and returns its offset, or
+  /// nothing if there is no room.
+  std::optional<int64_t> reserve(int64_t bytes, int users);
+  /// Returns a 1-D tensor on a reserved block. Each rank opens the block once, and releases it when the
+  /// tensor is destroyed. A forked child releases nothing.
+  at::Tensor open(int64_t offset, int64_t numel, at::ScalarType dtype);
+  /// Makes this rank's later writes to `tensor`, which is from open(), private to this rank. Pages that this
+  /// rank has not written stay shared, so it would see other ranks' writes to them. Therefore, once any rank
+  /// has called make_own(), each other rank must call make_own() before it writes to the block.
+  void make_own(const at::Tensor& tensor);
+  /// Returns to the system the pages that lie wholly in `part`, which is a part of a tensor from open().
+  void give_back_pages(const at::Tensor& part) const;
+
+  /// Whether the memory is in a block and this rank's writes to it are visible to all ranks.
+  bool contains(const void* memory, size_t bytes) const;
+
+ private:
+  struct Block {
+    int64_t offset;
+    int64_t bytes;  // whole pages; the page after them holds the number of users plus 1, or 0 if free
+  };
+
+  std::atomic<int>& users(const Block& block) const;
+  bool map(const Block& block, int sharing) const;
+  void let_go(const Block& block);
+
+  HomeProcess home_;
+  SharedArena arena_;  // only rank 0 allocates in it
+  std::vector<Block> reserved_;
+  mutable std::mutex mutex_;
+  std::map<int64_t, int64_t> own_;  // blocks for which make_own() was called: offset -> bytes
+};
+
+}  // namespace zerorun

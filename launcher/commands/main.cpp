@@ -1,0 +1,64 @@
+// zerorun: starts the ranks of a training job and supervises them until the last one has ended. `zerorun
+// config` handles configurations, `zerorun checkpoint` handles checkpoints, `zerorun doctor` checks hosts and
+// the links between them.
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <variant>
+
+#include "base/error.h"
+#include "base/printable.h"
+#include "launcher/commands/checkpoint_command.h"
+#include "launcher/commands/config_command.h"
+#include "launcher/commands/doctor_command.h"
+#include "launcher/hosts/agent.h"
+#include "launcher/hosts/gpu_question.h"
+#include "launcher/hosts/launch.h"
+#include "launcher/hosts/launch_options.h"
+
+namespace launcher = zerorun::launcher;
+
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kUserMistake = 2;
+
+int tell(const std::exception& error, int exit_code) {
+  std::fprintf(stderr, "zerorun: %s\n", zerorun::printable(error.what(), "\n\t").c_str());
+  return exit_code;
+}
+
+// The exit code of a command that has printed to stdout. stdio may have noticed a full disk before the flush.
+int flushed(int exit_code) {
+  const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (written) return exit_code;
+  std::fprintf(stderr, "zerorun: the output could not be written: %s\n", std::strerror(errno));
+  return kFailure;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    if (launcher::is_gpu_question(argc, argv)) return flushed(launcher::run_gpu_question(argc, argv));
+    if (launcher::is_agent_command(argc, argv)) return launcher::run_agent_command(argc, argv);
+    if (launcher::is_config_command(argc, argv)) return flushed(launcher::run_config_command(argc, argv));
+    if (launcher::is_checkpoint_command(argc, argv))
+      return flushed(launcher::run_checkpoint_command(argc, argv));
+    if (launcher::is_doctor_command(argc, argv)) return flushed(launcher::run_doctor_command(argc, argv));
+    auto parsed = launcher::parse_launch_options(argc, argv);
+    if (const auto* information = std::get_if<launcher::Information>(&parsed)) {
+      std::fputs(information->text.c_str(), stdout);
+      return flushed(0);
+    }
+    const auto& options = std::get<launcher::LaunchOptions>(parsed);
+    const int exit_code = launcher::launch(options, argc, argv);
+    return options.dry_run ? flushed(exit_code) : exit_code;
+  } catch (const zerorun::UserError& error) {
+    return tell(error, kUserMistake);
+  } catch (const std::exception& error) {
+    return tell(error, kFailure);
+  }
+}

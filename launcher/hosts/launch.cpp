@@ -1,0 +1,354 @@
+#include "launcher/hosts/launch.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+#include "base/listening.h"
+#include "base/route.h"
+#include "launcher/console.h"
+#include "launcher/guardian.h"
+#include "launcher/hosts/agent.h"
+#include "launcher/hosts/cluster.h"
+#include "launcher/hosts/dry_run.h"
+#include "launcher/hosts/forwarded_environment.h"
+#include "launcher/hosts/gpu_question.h"
+#include "launcher/hosts/handshake.h"
+#include "launcher/hosts/host_name.h"
+#include "launcher/hosts/hostfile.h"
+#include "launcher/hosts/job_placement.h"
+#include "launcher/hosts/node_job.h"
+#include "launcher/hosts/remote_start.h"
+#include "launcher/job.h"
+#include "launcher/machine.h"
+#include "launcher/pid_file.h"
+#include "launcher/program_path.h"
+#include "launcher/rank_labels.h"
+#include "launcher/signals.h"
+
+namespace zerorun::launcher {
+namespace {
+
+constexpr char kThisHost[] = "127.0.0.1";
+
+/// Opens stdin, stdout and stderr if they are closed: otherwise one of our pipes would get number 0, 1 or 2.
+void fill_standard_descriptors() {
+  for (int fd : {0, 1, 2}) {
+    if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+    [[maybe_unused]] int lowest_free = ::open("/dev/null", O_RDWR);  // equals fd
+  }
+}
+
+std::string machine_line(const LaunchOptions& options, int gpus, int count) {
+  const std::string ranks = std::to_string(count) + (count == 1 ? " rank" : " ranks");
+  if (gpus > 0) return std::to_string(gpus) + (gpus == 1 ? " GPU" : " GPUs") + " found for " + ranks;
+  return (gpus_wanted(options.device) ? "no GPU found: " : "") + ranks +
+         (count == 1 ? " runs on CPU" : " run on CPU");
+}
+
+std::string time_text() {
+  char text[32];
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  std::strftime(text, sizeof text, "%Y%m%d%H%M%S", &local);
+  return text;
+}
+
+/// How the launcher of this host takes part in the job.
+enum class Part {
+  alone,   // all ranks run here
+  starts,  // starts agents on the job's hosts
+  first,   // the user has started a launcher on each host: this one waits for the others
+  joins,   // the user has started a launcher on each host: this one joins the first one
+};
+
+bool is_own_address(const std::string& address) {
+  try {
+    const Route route = route_to(address);
+    return is_loopback(route.remote) || route.local == route.remote;
+  } catch (const CommError&) {
+    return false;  // another host's name, which may become known while this launcher tries to join
+  }
+}
+
+// The address and port where the launchers meet, if the user has started one on each host.
+Endpoint choose_endpoint(const LaunchOptions& options, const Placement& placement) {
+  if (!options.rdzv_endpoint.empty()) return parse_endpoint(options.rdzv_endpoint);
+  std::string host = options.master_addr;
+  if (host.empty() && !options.hostfile.empty()) {
+    host = placement.nodes().front().host;
+    host = host.substr(host.find('@') + 1);  // without the user's name; npos + 1 is 0
+    if (is_loopback(host) && placement.nodes().size() > 1) host.clear();
+  }
+  if (host.empty() && placement.nodes().size() == 1) host = kThisHost;
+  if (host.empty()) {
+    throw UserError("give the address of rank 0's host, which the other hosts connect to: --master_addr");
+  }
+  return {host, options.master_port.value_or(kDefaultPort)};
+}
+
+Part choose_part(const LaunchOptions& options, const JobPlacement& place, const Endpoint& endpoint) {
+  const size_t nodes = place.placement.nodes().size();
+  if (!options.rdzv_endpoint.empty() || (options.node_rank && nodes > 1)) {
+    const bool first = options.node_rank ? *options.node_rank == 0 : is_own_address(endpoint.address);
+    return first ? Part::first : Part::joins;
+  }
+  const bool here = nodes == 1 && place.node.has_value();
+  const bool starts = options.force_multi || !here;
+  return starts ? Part::starts : Part::alone;
+}
+
+// The job's secret if the user starts a launcher on each host. Each launcher finds the same text, without a
+// connection to the others.
+std::string shared_secret(const LaunchOptions& options, const Endpoint& endpoint) {
+  const std::string job = variable("ZERORUN_JOB");
+  if (!job.empty()) return job;
+  if (!options.rdzv_id.empty()) return options.rdzv_id;
+  return "port-" + std::to_string(endpoint.port);  // no address: hosts may know it by different names
+}
+
+NodeOrder make_order(const LaunchOptions& options, const JobPlacement& place,
+                     std::vector<std::string> arguments) {
+  NodeOrder order;
+  order.nodes = place.placement.nodes();
+  order.node = place.node.value_or(0);
+  order.slots_named = names_slots(options);
+  order.arguments = std::move(arguments);
+  order.venv_script = options.venv_script;
+  order.device = options.device;
+  order.comm = options.comm;
+  order.timeout_seconds = options.timeout_seconds;
+  order.terminal = ::isatty(STDOUT_FILENO) == 1;
+  order.grace = options.grace;
+  order.failure_grace = options.failure_grace;
+  order.logs = options.logs;
+  order.logs.run = time_text() + "-" + random_token().substr(0, 8);  // jobs may start in the same second
+  order.bind_cores = options.bind_cores_to_rank;
+  order.bind_core_list = options.bind_core_list;
+  return order;
+}
+
+// Adds the working folder and the forwarded variables, for ranks on other hosts.
+void add_surroundings(NodeOrder& order) {
+  order.folder = std::filesystem::current_path();
+  order.variables = merge_variables(forwarded_variables(inherited_environment()), read_environment_files());
+}
+
+int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** argv) {
+  const ThisMachine machine = inspect_machine(options.device);
+  MeetingPoint point{options.master_addr.empty() ? kThisHost : options.master_addr,
+                     options.master_port.value_or(0)};
+  const int usable_gpus = check_gpus(order, machine, inherited_by_ranks(order));
+  ListeningSocket listening = open_meeting_point(point.address, point.port, true);
+  point.port = listening.port;
+  order.token = random_token();
+  JobPlan plan = plan_node(order, point, machine, std::move(listening.fd));
+  const int ranks = static_cast<int>(plan.environments.size());
+
+  // Orphans of ranks become children of the launcher, not of process 1. The launcher ends and reaps them,
+  // because process 1 of a container does not always reap orphans.
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  Signals signals;
+  Guardian guardian(argc, argv);
+  Console console(rank_labels(order.nodes), options.quiet);
+  console.information(machine_line(options, usable_gpus, ranks));
+  return Job(std::move(plan), console, signals, guardian).run();
+}
+
+// The addresses by which `hosts` may reach this host.
+std::vector<std::string> own_addresses(const std::vector<std::string>& hosts) {
+  std::set<std::string> addresses;
+  for (const std::string& host : hosts) {
+    try {
+      const std::string local = route_to(host.substr(host.find('@') + 1)).local;
+      if (!is_loopback(local)) addresses.insert(local);
+    } catch (const CommError&) {
+      continue;  // only ssh's configuration knows the name: the agent there takes our address from sshd
+    }
+  }
+  addresses.insert(this_hostname());
+  return {addresses.begin(), addresses.end()};
+}
+
+ClusterPlan plan_starting(const LaunchOptions& options, const JobPlacement& place, NodeOrder order) {
+  ClusterPlan plan;
+  add_surroundings(order);
+  order.token = random_token();
+  plan.order = std::move(order);
+  plan.master_addr = options.master_addr;
+  plan.master_port = options.master_port.value_or(0);
+  plan.listening = listen_on("", 0);
+  plan.ticket = random_token();
+  plan.own_program = std::filesystem::read_symlink("/proc/self/exe");
+
+  std::vector<std::string> hosts;
+  std::vector<int> remote;
+  for (const Node& node : place.placement.nodes()) {
+    const int number = static_cast<int>(hosts.size());
+    if (number != place.node) remote.push_back(number);
+    hosts.push_back(node.host);
+  }
+  const StartPlan start{options.starter,      options.launcher_args, options.ssh_port, plan.own_program,
+                        own_addresses(hosts), plan.listening.port,   plan.ticket};
+  plan.commands = start_commands(start, hosts, remote);
+  if (options.starter == Starter::ssh) plan.own_node = place.node;
+  return plan;
+}
+
+ClusterPlan plan_meeting(const LaunchOptions& options, const Endpoint& endpoint, NodeOrder order) {
+  ClusterPlan plan;
+  plan.order = std::move(order);
+  plan.order.token = shared_secret(options, endpoint);
+  plan.master_addr = endpoint.address;
+  plan.listening = listen_as_first(is_loopback(endpoint.address) ? endpoint.address : "", endpoint.port);
+  plan.listening_is_meeting_point = true;
+  plan.ticket = plan.order.token;
+  plan.own_node = 0;
+  if (is_loopback(endpoint.address)) plan.own_address = endpoint.address;
+  plan.own_program = std::filesystem::read_symlink("/proc/self/exe");
+  return plan;
+}
+
+// Absent if the port is taken, usually by another launcher on this machine. Then this launcher joins the
+// other. `taken`: gets the reason.
+std::optional<ClusterPlan> plan_first(const LaunchOptions& options, const Endpoint& endpoint,
+                                      const NodeOrder& order, std::string& taken) {
+  try {
+    return plan_meeting(options, endpoint, order);
+  } catch (const PortTaken& error) {
+    if (options.node_rank || order.nodes.size() == 1) throw;
+    taken = error.what();
+    return std::nullopt;
+  }
+}
+
+// Ranks of this host connect to the address too. It may become known late, so this is no error.
+void warn_of_unknown(const Endpoint& endpoint) {
+  try {
+    route_to(endpoint.address);
+  } catch (const CommError& error) {
+    std::fprintf(stderr,
+                 "zerorun: %s; ranks meet there: give an address of this host that all hosts know "
+                 "(--master_addr, --rdzv_endpoint)\n",
+                 error.what());
+  }
+}
+
+int run_cluster(const LaunchOptions& options, ClusterPlan plan, int argc, char** argv) {
+  plan.timeout = std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
+  plan.version = ZERORUN_VERSION;
+  std::vector<std::string> labels = rank_labels(plan.order.nodes);
+  for (const StartCommand& command : plan.commands) labels.push_back(command.name);
+  labels.emplace_back("agent");
+  // Ctrl-Z must not stop the launcher: a stopped launcher sends no heartbeats, so its agents would end their
+  // ranks.
+  std::signal(SIGTSTP, SIG_IGN);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  Signals signals;
+  Guardian guardian(argc, argv);
+  Console console(labels, options.quiet);
+  if (options.verbose) {
+    for (const StartCommand& command : plan.commands)
+      console.notice(shell_line(command.arguments, plan.ticket));
+  }
+  return Cluster(std::move(plan), console, signals, guardian).run();
+}
+
+// `taken`: why this launcher, which has the endpoint's address, is not the first one; else empty.
+int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const NodeOrder& order,
+                const std::string& taken, int argc, char** argv) {
+  JoinPlan plan;
+  plan.addresses = {endpoint.address};
+  plan.port = endpoint.port;
+  plan.ticket = shared_secret(options, endpoint);
+  plan.hello = {ZERORUN_VERSION, options.node_rank.value_or(-1), this_hostname(),
+                describe_layout(order.nodes)};
+  plan.order = order;
+  plan.order.token = plan.ticket;
+  plan.timeout = std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
+  plan.quiet = options.quiet;
+  plan.reason = taken;
+  std::signal(SIGTSTP, SIG_IGN);  // a stopped launcher could not send heartbeats
+  return join_job(plan, argc, argv);
+}
+
+// Prints the command of each rank, without values that are chosen when the job starts, such as ports and
+// secrets.
+int print_plan(const LaunchOptions& options, Part part, const Endpoint& endpoint, NodeOrder order,
+               bool here) {
+  const ThisMachine machine = inspect_machine(options.device);
+  MeetingPoint point{options.master_addr, options.master_port.value_or(0)};
+  if (part == Part::first || part == Part::joins) point = {endpoint.address, endpoint.port};
+  if (part == Part::alone && point.address.empty()) point.address = kThisHost;
+  if (part == Part::starts) add_surroundings(order);
+  const JobEnvironment job = node_environment(order, point, machine, -1);
+  const std::string text = describe_job(job, here ? order.node : -1, inherited_environment(), order);
+  std::fputs(text.c_str(), stdout);  // main() flushes it
+  return 0;
+}
+
+}  // namespace
+
+int launch(const LaunchOptions& given, int argc, char** argv) {
+  fill_standard_descriptors();
+  LaunchOptions options = given;
+  options.hostfile = choose_hostfile(given);
+  if (options.hostfile != given.hostfile && !options.quiet) {
+    std::fprintf(stderr,
+                 "zerorun: the hosts are those of %s, as with DeepSpeed (--standalone: this host alone)\n",
+                 options.hostfile.c_str());
+  }
+  // --venv_script makes its own `python3` the first in PATH.
+  const std::string python =
+      options.venv_script.empty() ? python_of(std::filesystem::read_symlink("/proc/self/exe")) : "python3";
+  std::vector<std::string> arguments =
+      program_arguments(options.command, options.module, options.no_python, python);
+  std::optional<std::vector<Host>> hosts;
+  if (!options.hostfile.empty()) hosts = read_hostfile(options.hostfile);
+  const JobPlacement place = place_job(options, hosts, inspect_machine(options.device));
+  const bool joined = options.node_rank || !options.rdzv_endpoint.empty();
+  const Endpoint endpoint = joined ? choose_endpoint(options, place.placement) : Endpoint{};
+  const Part part = choose_part(options, place, endpoint);
+  const bool here = part != Part::starts || place.node.has_value();
+  if (here && options.venv_script.empty()) {
+    const std::string program = find_program(arguments.front());
+    // Other hosts may have another PATH, so they get the path of the file that this host has found.
+    if (part == Part::starts && arguments.front().find('/') == std::string::npos) arguments.front() = program;
+  }
+  NodeOrder order = make_order(options, place, std::move(arguments));
+  if (options.dry_run) return print_plan(options, part, endpoint, std::move(order), here);
+
+  std::string taken;
+  std::optional<PidFile> pid_file;
+  if (options.save_pid) pid_file.emplace("/tmp");
+  switch (part) {
+    case Part::starts:
+      return run_cluster(options, plan_starting(options, place, std::move(order)), argc, argv);
+    case Part::first:
+      if (std::optional<ClusterPlan> plan = plan_first(options, endpoint, order, taken)) {
+        warn_of_unknown(endpoint);
+        return run_cluster(options, std::move(*plan), argc, argv);
+      }
+      [[fallthrough]];
+    case Part::joins:
+      return run_joining(options, endpoint, order, taken, argc, argv);
+    case Part::alone:
+      break;
+  }
+  return run_alone(options, std::move(order), argc, argv);
+}
+
+}  // namespace zerorun::launcher
