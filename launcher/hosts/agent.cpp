@@ -34,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 // The launcher listens before it starts agents. So an agent that has not reached it after this time gives up.
 constexpr std::chrono::seconds kAgentPatience(20);
 
-int whole_number_in(const std::string& text) {
+int number_of(const std::string& text) {
   int value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < 0) {
@@ -56,7 +56,7 @@ std::string read_ticket() {
 int number_by_starter() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
     if (const std::string text = variable(name); !text.empty() && variable("SLURMD_NODENAME").empty()) {
-      return whole_number_in(text);
+      return number_of(text);
     }
   }
   return -1;
@@ -168,10 +168,10 @@ int run_agent_command(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a write to ssh's closed pipe must not end the agent before its ranks
   const std::string ticket_text = read_ticket();
   const Seal ticket(ticket_text);
-  const int node = argc == 5 ? whole_number_in(argv[4]) : number_by_starter();
+  const int node = argc == 5 ? number_of(argv[4]) : number_by_starter();
   const std::string slurm_name = variable("SLURMD_NODENAME");
   const auto deadline = Clock::now() + kAgentPatience;
-  AgentLink link(FrameSocket(connect_to_launcher(launcher_addresses(argv[2]), whole_number_in(argv[3]),
+  AgentLink link(FrameSocket(connect_to_launcher(launcher_addresses(argv[2]), number_of(argv[3]),
                                                  ticket, deadline, is_output_read)));
   link.send(FrameType::hello,
             encode(AgentHello{ZERORUN_VERSION, node, slurm_name.empty() ? this_hostname() : slurm_name, ""}));
