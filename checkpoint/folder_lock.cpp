@@ -68,6 +68,7 @@ std::optional<FileId> id_of(int file) {
 void describe_owner(int file, const std::string& text) {
   if (::ftruncate(file, 0) != 0) return;
   [[maybe_unused]] const ssize_t written = ::pwrite(file, text.data(), text.size(), 0);
+  if (!text.empty()) ::fdatasync(file);  // so that other hosts can read it
 }
 
 class LocalFolderLock : public FolderLock {

@@ -14,6 +14,13 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kMetadataName = "__metadata__";
+constexpr const char* kFormatEntry = "format";
+constexpr const char* kWriterEntry = "writer";
+constexpr const char* kWriter = "zerorun";
+
+// How the headers and the indices begin that this file writes.
+constexpr std::string_view kHeaderStart = R"({"__metadata__":{"format":"pt","writer":"zerorun"})";
+constexpr std::string_view kIndexStart = "{\n  \"metadata\": {\n    \"writer\": \"zerorun\",";
 
 std::string shard_name(const std::string& stem, size_t index, size_t count) {
   if (count == 1) return stem + ".safetensors";
@@ -38,10 +45,26 @@ bool is_exported(const std::string& name, const std::string& stem) {
   });
 }
 
+// Whether a SafetensorsFolder has written the file, which has the name of an index or of a shard.
+bool is_own(checkpoint::FileSystem& files, const fs::path& path) {
+  const bool is_index = path.extension() == ".json";
+  const std::string_view start = is_index ? kIndexStart : kHeaderStart;
+  std::string found(start.size(), '\0');
+  try {
+    checkpoint::OpenFile::open(files, path)
+        .read(std::as_writable_bytes(std::span(found)), is_index ? 0 : sizeof(uint64_t));
+  } catch (const UserError&) {
+    return false;
+  }
+  return found == start;
+}
+
 }  // namespace
 
 std::string safetensors_header(std::span<const TensorToStore> tensors) {
-  nlohmann::ordered_json header = {{kMetadataName, {{"format", "pt"}}}};  // transformers requires this entry
+  nlohmann::ordered_json header;
+  header[kMetadataName][kFormatEntry] = "pt";  // transformers requires this entry
+  header[kMetadataName][kWriterEntry] = kWriter;
   std::string text = header.dump();
   text.pop_back();
   int64_t end = 0;
@@ -65,15 +88,16 @@ int64_t TensorToStore::bytes() const {
 
 SafetensorsFolder::SafetensorsFolder(checkpoint::FileSystem& files, fs::path folder,
                                      std::vector<TensorToStore> tensors, int64_t max_shard_bytes,
-                                     std::string stem)
+                                     std::string stem, Replaceable replaceable)
     : files_(&files), folder_(std::move(folder)), stem_(std::move(stem)), tensors_(std::move(tensors)) {
   if (tensors_.empty()) throw UserError(folder_.string() + ": no tensors to write");
   if (std::ranges::find(tensors_, kMetadataName, &TensorToStore::name) != tensors_.end()) {
     throw UserError(folder_.string() + ": a tensor is named " + kMetadataName +
                     ", which in safetensors files is the name of the metadata: rename it in the model");
   }
-  checkpoint::make_folders(*files_, folder_);
   plan_shards(max_shard_bytes);
+  refuse_others(replaceable);
+  checkpoint::make_folders(*files_, folder_);
   begin_shard();
 }
 
@@ -96,6 +120,23 @@ void SafetensorsFolder::plan_shards(int64_t max_shard_bytes) {
   }
   for (size_t index = 0; index < shards_.size(); ++index)
     shards_[index].name = shard_name(stem_, index, shards_.size());
+}
+
+bool SafetensorsFolder::is_written(const std::string& name) const {
+  return std::ranges::find(shards_, name, &Shard::name) != shards_.end() ||
+         (shards_.size() > 1 && name == index_name(stem_));
+}
+
+void SafetensorsFolder::refuse_others(Replaceable replaceable) const {
+  for (const std::string& name : files_->list(folder_).value_or(std::vector<std::string>())) {
+    if (!is_exported(name, stem_) || is_own(*files_, folder_ / name)) continue;
+    const bool is_named = is_written(name);
+    if (is_named && replaceable == Replaceable::named) continue;
+    throw UserError((folder_ / name).string() +
+                    (is_named ? ": this file of another program would be replaced"
+                              : ": readers would mix this file of another program with the new ones") +
+                    ": remove it, or write into another folder");
+  }
 }
 
 void SafetensorsFolder::begin_shard() {
@@ -165,7 +206,10 @@ void SafetensorsFolder::write_index() const {
     total += shard.bytes;
     for (size_t index = shard.first; index < shard.end; ++index) files[tensors_[index].name] = shard.name;
   }
-  const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", files}};
+  nlohmann::ordered_json index;
+  index["metadata"][kWriterEntry] = kWriter;
+  index["metadata"]["total_size"] = total;
+  index["weight_map"] = files;
   const std::string name = index_name(stem_);
   const fs::path path = partial(name);
   const int removed = files_->remove_file(path);
@@ -176,10 +220,10 @@ void SafetensorsFolder::write_index() const {
 
 void SafetensorsFolder::remove_earlier_export() const {
   for (const std::string& name : files_->list(folder_).value_or(std::vector<std::string>())) {
-    if (!is_exported(name, stem_)) continue;
-    const bool is_replaced =
-        std::ranges::any_of(shards_, [&](const Shard& shard) { return shard.name == name; });
-    if (!is_replaced) checkpoint::check_done(files_->remove_file(folder_ / name), folder_ / name, "removed");
+    const bool is_shard = std::ranges::find(shards_, name, &Shard::name) != shards_.end();
+    if (is_shard || !is_exported(name, stem_)) continue;
+    if (!is_written(name) && !is_own(*files_, folder_ / name)) continue;
+    checkpoint::check_done(files_->remove_file(folder_ / name), folder_ / name, "removed");
   }
   // Makes the removals durable: a crash must not leave an old index beside new shards.
   checkpoint::check_done(files_->sync_folder(folder_), folder_, "synced");

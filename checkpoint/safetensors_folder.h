@@ -26,12 +26,21 @@ struct TensorToStore {
 /// header, padded with spaces so that the data starts at a multiple of 8 bytes.
 std::string safetensors_header(std::span<const TensorToStore> tensors);
 
+/// Which files that no SafetensorsFolder has written may be replaced.
+enum class Replaceable {
+  none,
+  named,  // those whose names are written
+};
+
 class SafetensorsFolder {
  public:
   /// Each shard has at most `max_shard_bytes` bytes of data, or a single larger tensor. The names of the
-  /// files begin with `stem`. `files` must outlive this object. Throws UserError naming the file.
+  /// files begin with `stem`. `files` must outlive this object. Throws UserError naming the file, also if the
+  /// folder has a file of another program (its metadata lack "writer": "zerorun") that is not `replaceable`
+  /// and has a name that a SafetensorsFolder gives: STEM.safetensors, a shard's, or the index's.
   SafetensorsFolder(checkpoint::FileSystem& files, std::filesystem::path folder,
-                    std::vector<TensorToStore> tensors, int64_t max_shard_bytes, std::string stem = "model");
+                    std::vector<TensorToStore> tensors, int64_t max_shard_bytes, std::string stem = "model",
+                    Replaceable replaceable = Replaceable::named);
   /// Removes files that finish() has not renamed to their final names.
   ~SafetensorsFolder();
   SafetensorsFolder(const SafetensorsFolder&) = delete;
@@ -40,7 +49,8 @@ class SafetensorsFolder {
   /// Appends bytes of the tensors. The tensors are written one after the other, each in row-major order.
   void write(std::span<const std::byte> bytes);
   /// Call it when all bytes are written. Syncs the files, renames them to their final names, and removes
-  /// other files of an earlier export with the same stem. Returns the names of the files.
+  /// other files that an earlier SafetensorsFolder with the same stem has written. Returns the names of the
+  /// files.
   std::vector<std::string> finish();
 
  private:
@@ -52,7 +62,9 @@ class SafetensorsFolder {
   };
 
   std::filesystem::path partial(const std::string& name) const { return folder_ / ("." + name + ".partial"); }
+  bool is_written(const std::string& name) const;
   void plan_shards(int64_t max_shard_bytes);
+  void refuse_others(Replaceable replaceable) const;
   void begin_shard();
   void end_shard();
   void write_index() const;

@@ -99,7 +99,7 @@ class Exporter {
   }
 
   ExportedModel run(checkpoint::FileSystem& files, const std::filesystem::path& folder) && {
-    SafetensorsFolder output(files, folder, tensors_, options_.max_shard_bytes);
+    SafetensorsFolder output(files, folder, tensors_, options_.max_shard_bytes, "model", Replaceable::none);
     for (const Source& source : sources_) {
       const checkpoint::SavedParameter& parameter = saved_.manifest().parameters.at(source.parameter);
       if (is_contiguous(parameter)) {

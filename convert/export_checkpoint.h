@@ -25,7 +25,8 @@ struct ExportedModel {
 };
 
 /// Exports the fp32 master weights if the checkpoint has them, else the values. Tied parameters are written
-/// once, under their first name. Throws UserError.
+/// once, under their first name. Replaces an earlier export in the folder. Throws UserError, also if another
+/// program has written a file there with a name that exports use.
 ExportedModel export_checkpoint(checkpoint::FileSystem& files, checkpoint::SavedState& saved,
                                 const std::filesystem::path& folder, const ExportOptions& options);
 

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "comm/agreement.h"
+#include "engine/saving/save_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -48,7 +49,9 @@ void write(const Config& config, const fs::path& folder) {
 
 void write_resolved_config(const Config& config, const fs::path& folder, Communicator& communicator) {
   on_all_ranks(communicator, "the resolved configuration", [&] {
-    if (communicator.rank() == 0 && !folder.empty()) write(config, folder);
+    if (folder.empty()) return;
+    check_path(folder, "", "initialize");
+    if (communicator.rank() == 0) write(config, folder);
   });
 }
 

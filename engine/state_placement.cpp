@@ -15,6 +15,7 @@
 #include "comm/agreement.h"
 #include "engine/host_update.h"
 #include "engine/optimizer_groups.h"
+#include "engine/saving/save_checks.h"
 #include "optim/update_rule_of.h"
 #include "zero/stage.h"
 
@@ -141,6 +142,7 @@ template <typename Keep>
 void make_files(Communicator& communicator, const std::string& section, const fs::path& folder, int64_t bytes,
                 int64_t slots, const Keep& keep) {
   on_all_ranks(communicator, "making files for " + section, [&] {
+    check_path(folder, "", "initialize");
     std::error_code failed;
     fs::create_directories(folder, failed);  // if this fails, keep() reports why
     allow_open_files(section, 4 * slots);

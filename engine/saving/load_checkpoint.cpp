@@ -13,6 +13,7 @@
 #include "engine/saving/checkpoints.h"
 #include "engine/saving/client_tensors.h"
 #include "engine/saving/restore.h"
+#include "engine/saving/save_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -81,6 +82,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   check_same_words(words_of_load(directory, tag, options), communicator, label);
   std::string chosen;
   on_all_ranks(communicator, label, [&] {
+    check_path(directory, tag, "load_checkpoint");
     state.check_between_steps("engine.load_checkpoint");
     state.check_states_are_here("load_checkpoint");
     state.optimizer->follow_program();

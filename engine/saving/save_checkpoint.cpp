@@ -315,7 +315,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     state.check_between_steps("engine.save_checkpoint");
     state.check_states_are_here("save_checkpoint");
     if (state.progress.counts().micro > 0) state.reducer.check_window_is_stored();
-    if (directory.empty()) throw UserError("save_checkpoint(): the folder's name is empty: name a folder");
+    check_path(directory, "", "save_checkpoint");
     checkpoint::check_tag(tag);
     part.directory = whole_path(directory);
     state.optimizer->follow_program();

@@ -93,6 +93,7 @@ void save_16bit_model(EngineState& state, const fs::path& directory, const std::
   const int buckets = exclude_frozen ? state.buckets.trained_count() : state.buckets.count();
   std::string stem;
   on_all_ranks(*state.communicator, label, [&] {
+    check_path(directory, filename, "save_16bit_model");
     state.check_between_steps("engine.save_16bit_model");
     check_names_and_dtypes(state, "save_16bit_model");
     stem = stem_of(filename);

@@ -18,6 +18,7 @@
 #include "config/check.h"
 #include "config/config.h"
 #include "engine/hidden_size.h"
+#include "engine/saving/save_checks.h"
 #include "optim/schedule.h"
 
 namespace zerorun::python {
@@ -179,6 +180,7 @@ void bind_training(Class& engine) {
       .def("destroy_after_exception", &CoreEngine::destroy_after_exception);
 }
 
+// Paths and tags come as bytes, because a name of a file need not be UTF-8.
 template <typename Class>
 void bind_checkpoints(Class& engine) {
   engine
@@ -187,15 +189,13 @@ void bind_checkpoints(Class& engine) {
           [](CoreEngine& core, const std::string& folder, const std::string& tag,
              const std::string& client_state, const std::map<std::string, at::Tensor>& client_tensors,
              bool save_latest, bool exclude_frozen, int64_t keep_last, bool asynchronous) {
-            return core.get()
-                .save_checkpoint(folder, tag,
-                                 {.client_state = client_state,
-                                  .client_tensors = client_tensors,
-                                  .save_latest = save_latest,
-                                  .exclude_frozen = exclude_frozen,
-                                  .keep_last = keep_last,
-                                  .asynchronous = asynchronous})
-                .string();
+            core.get().save_checkpoint(folder, tag,
+                                       {.client_state = client_state,
+                                        .client_tensors = client_tensors,
+                                        .save_latest = save_latest,
+                                        .exclude_frozen = exclude_frozen,
+                                        .keep_last = keep_last,
+                                        .asynchronous = asynchronous});
           },
           NoGil())
       .def(
@@ -210,6 +210,8 @@ void bind_checkpoints(Class& engine) {
           "has_checkpoint",  // a collective: whether `folder` names a checkpoint where rank 0 looks
           [](CoreEngine& core, const std::string& folder) {
             Communicator& communicator = core.get().communicator();
+            on_all_ranks(communicator, "load_checkpoint()",
+                         [&] { check_path(folder, "", "load_checkpoint"); });
             std::error_code error;
             const bool is_there = communicator.rank() == 0 &&
                                   std::filesystem::exists(std::filesystem::path(folder) / "latest", error);
@@ -220,16 +222,19 @@ void bind_checkpoints(Class& engine) {
           NoGil())
       .def(
           "wait_for_checkpoint", [](CoreEngine& core) { core.get().wait_for_checkpoint(); }, NoGil())
-      .def(
-          "load_checkpoint",
-          [](CoreEngine& core, const std::string& folder, const std::string& tag, bool strict,
-             bool optimizer_states, bool counters) {
-            RestoredCheckpoint restored = core.get().load_checkpoint(
-                folder, tag, {.strict = strict, .optimizer_states = optimizer_states, .counters = counters});
-            return std::tuple(restored.path.string(), std::move(restored.client_state),
-                              std::move(restored.client_tensors));
-          },
-          NoGil())
+      .def("load_checkpoint",
+           [](CoreEngine& core, const std::string& folder, const std::string& tag, bool strict,
+              bool optimizer_states, bool counters) {
+             RestoredCheckpoint restored = [&] {
+               const InCall in_call;
+               const py::gil_scoped_release no_gil;
+               return core.get().load_checkpoint(
+                   folder, tag,
+                   {.strict = strict, .optimizer_states = optimizer_states, .counters = counters});
+             }();
+             return std::tuple(py::bytes(restored.path.string()), std::move(restored.client_state),
+                               std::move(restored.client_tensors));
+           })
       .def(
           "save_16bit_model",
           [](CoreEngine& core, const std::string& folder, const std::string& file, bool exclude_frozen) {

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <cstring>
 #include <exception>
 
 #include "base/error.h"
@@ -26,13 +27,20 @@ PyObject* make_class(py::module_& module, const char* name, PyObject* base, cons
   return made;
 }
 
+// A message may name a file, whose name need not be UTF-8.
+void set_text(PyObject* type, const char* text) {
+  const auto message = py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), "backslashreplace"));
+  if (message) PyErr_SetObject(type, message.ptr());
+}
+
 void set(PyObject* type, const std::exception& exception) {
-  PyErr_SetString(type, exception.what());
+  set_text(type, exception.what());
 }
 
 // Leaves out LibTorch's C++ backtrace, which is part of what().
 void set_torch(PyObject* type, const c10::Error& exception) {
-  PyErr_SetString(type, exception.what_without_backtrace());
+  set_text(type, exception.what_without_backtrace());
 }
 
 void translate(std::exception_ptr exception) {

@@ -16,7 +16,7 @@ from .errors import not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
-from .inputs import read_config, refuse_models
+from .inputs import path_for_core, read_config, refuse_models, shown, tag_for_core
 from .model_watch import ModelWatch
 from .module_notes import explained_errors, log_conversions, log_left_out
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
@@ -273,6 +273,7 @@ class Engine(Facts, torch.nn.Module):
         keep theirs."""
         failure = None
         try:
+            folder, folder_tag = path_for_core(save_dir, "save_checkpoint"), tag_for_core(tag, "save_checkpoint")
             if self.optimizer is not None:
                 self.optimizer.push()
             text, tensors = states.write(self._state_to_save(client_state))  # gathers parameters of the engine
@@ -281,11 +282,12 @@ class Engine(Facts, torch.nn.Module):
                 raise  # they have left, so another collective would only wait for them
             failure = error
         try:
-            self._core.refuse_on_all_ranks("" if failure is None else str(failure) or repr(failure))
+            reason = "" if failure is None else str(failure) or repr(failure)
+            self._core.refuse_on_all_ranks(reason.encode(errors="backslashreplace"))
         except Error as refusal:
             raise refusal from failure
-        self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, tensors, save_latest,
-                                   exclude_frozen_parameters, keep_last, asynchronous)
+        self._core.save_checkpoint(folder, folder_tag, text, tensors, save_latest, exclude_frozen_parameters, keep_last,
+                                   asynchronous)
         return True
 
     def _state_to_save(self, client_state):
@@ -306,13 +308,14 @@ class Engine(Facts, torch.nn.Module):
         collective."""
         if custom_load_fn is not None:
             raise not_supported("load_checkpoint(custom_load_fn=...)", "load with load_module_strict=False")
-        load_dir = os.fspath(load_dir)
-        if tag is None and not self._core.has_checkpoint(os.fsencode(load_dir)):
-            log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", load_dir)
+        folder, folder_tag = path_for_core(load_dir, "load_checkpoint"), tag_for_core(tag, "load_checkpoint")
+        if tag is None and not self._core.has_checkpoint(folder):
+            log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", shown(load_dir))
             return None, None
         whole = not (load_module_only or self._config["computes_only"])
-        path, text, tensors = self._core.load_checkpoint(load_dir, "" if tag is None else str(tag), load_module_strict,
-                                                         load_optimizer_states and whole, load_lr_scheduler_states and whole)
+        found, text, tensors = self._core.load_checkpoint(folder, folder_tag, load_module_strict,
+                                                          load_optimizer_states and whole, load_lr_scheduler_states and whole)
+        path = os.fsdecode(found)
         state = states.read(text, tensors) or {}
         schedule, numbers = ((state.pop(key, None) for key in (_SCHEDULE_KEY, _OPTIMIZER_KEY)) if isinstance(state, dict)
                              else (None, None))
@@ -329,7 +332,8 @@ class Engine(Facts, torch.nn.Module):
 
     def save_16bit_model(self, save_dir, save_filename="model.safetensors", exclude_frozen_parameters=False):
         """Writes one safetensors file with the weights in the dtype of training. A collective. Returns True."""
-        self._core.save_16bit_model(os.fspath(save_dir), save_filename, exclude_frozen_parameters)
+        self._core.save_16bit_model(path_for_core(save_dir, "save_16bit_model"),
+                                    path_for_core(save_filename, "save_16bit_model"), exclude_frozen_parameters)
         return True
 
     save_fp16_model = save_16bit_model

@@ -17,6 +17,25 @@ def _open_at_once(path, flags):
     return descriptor
 
 
+def path_for_core(path, call):
+    """The path's bytes: a path need not be UTF-8. `call` is for the error."""
+    try:
+        return os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise UserError(f"{call}(): no file can have the name {path!r}: {error.reason}") from error
+
+
+def tag_for_core(tag, call):
+    if tag is None:
+        return b""
+    return path_for_core(tag if isinstance(tag, (str, bytes, os.PathLike)) else str(tag), call)
+
+
+def shown(path):
+    """The path for messages."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
 def read_config(args, config):
     if config is None:
         config = getattr(args, "deepspeed_config", None)
@@ -29,7 +48,7 @@ def read_config(args, config):
             raise UserError(f"initialize(): the config dict holds what JSON has not: {error}") from error
     if not isinstance(config, (str, os.PathLike)):
         raise UserError(f"initialize(): config is a {type(config).__name__}, expected a dict or the path of a ds_config.json")
-    name = os.fsencode(config).decode(errors="replace")
+    name = shown(config)
     try:
         with open(config, encoding="utf-8", opener=_open_at_once) as file:
             text = file.read(_MOST_CHARACTERS + 1)

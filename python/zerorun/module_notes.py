@@ -8,6 +8,7 @@ import pathlib
 import torch
 
 from ._core import CommError
+from .inputs import shown
 
 log = logging.getLogger("zerorun")
 
@@ -38,7 +39,7 @@ def log_left_out(checkpoint, model):
     if out:
         more = f" and {len(out) - 3} more" if len(out) > 3 else ""
         log.warning("the checkpoint %s was saved without frozen parameters: %s%s keep the values that the model has here. "
-                    "Load them before, if they are not those of the run that saved it", checkpoint, ", ".join(out[:3]), more)
+                    "Load them before, if they are not those of the run that saved it", shown(checkpoint), ", ".join(out[:3]), more)
 
 
 @contextlib.contextmanager

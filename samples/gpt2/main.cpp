@@ -290,7 +290,8 @@ int run(int argc, char** argv) {
   initialize_options.output_folder = options->output_folder();
   Communicator& communicator = *initialize_options.communicator;
   std::shared_ptr<checkpoint::FolderLock> save_dir;  // held until the last checkpoint is saved
-  if (!options->save_dir.empty()) save_dir = reserve_checkpoint_folder(options->save_dir, communicator);
+  if (!options->save_dir.empty())
+    save_dir = reserve_checkpoint_folder(options->save_dir, communicator, config.node_local_checkpoints);
   const bool makes_tokens = environment.local_rank == 0;
   const Dataset data = open_data(*options, tokenizer, config, communicator, makes_tokens);
   std::vector<TokenFile> held_out;

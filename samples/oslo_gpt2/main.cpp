@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -108,6 +109,8 @@ int run(int argc, char** argv) {
        .communicator = ranks});
   Engine& engine = optimizer.engine();
   if (options.resume) engine.load_checkpoint(options.save);
+  std::shared_ptr<checkpoint::FolderLock> save_folder;  // held until the last checkpoint is saved
+  if (!options.save.empty()) save_folder = reserve_checkpoint_folder(options.save, *ranks);
 
   const int64_t share = options.batch / world_size;
   const int64_t first = ranks->rank() * share;

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "checkpoint/safetensors_reader.h"
 #include "tests/support/safetensors_files.h"
@@ -107,6 +108,48 @@ TEST_CASE("a failed write leaves the old file and nothing else") {
   CHECK(read_file(folder / "taken.safetensors/file") == "old");
   const std::filesystem::directory_iterator entries((folder / "taken.safetensors").parent_path());
   CHECK(std::distance(begin(entries), end(entries)) == 1);
+}
+
+TEST_CASE("only files of the writer itself, and the file that it writes, are replaced") {
+  const TemporaryFolder folder;
+  const std::string data = "AAAABBBB";
+  const auto write = [&](int64_t max_shard_bytes) {
+    return user_error([&] {
+      SafetensorsFolder shards(checkpoint::local_file_system(), folder / "m",
+                               {{"a", "F32", {1}}, {"b", "F32", {1}}}, max_shard_bytes, "x");
+      shards.write(std::as_bytes(std::span(data)));
+      shards.finish();
+    });
+  };
+  const auto names = [&] {
+    std::set<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder / "m"))
+      found.insert(entry.path().filename());
+    return found;
+  };
+  const std::set<std::string> whole = {"x.safetensors"};
+  const std::set<std::string> shards = {"x-00001-of-00002.safetensors", "x-00002-of-00002.safetensors",
+                                        "x.safetensors.index.json"};
+  for (const int64_t bytes : {8, 4, 8, 4}) {
+    CHECK(write(bytes) == "no error");
+    CHECK(names() == (bytes == 8 ? whole : shards));
+  }
+  CHECK(nlohmann::json::parse(read_file(folder / "m/x.safetensors.index.json"))["metadata"]["total_size"] ==
+        8);
+  CHECK(write(8) == "no error");
+  folder.write("m/x.safetensors", "other");
+  CHECK(write(8) == "no error");
+  for (const std::string name : {"x-00001-of-00009.safetensors", "x.safetensors.index.json"}) {
+    folder.write("m/" + name, "other");
+    CHECK_THAT(write(8), Contains("m/" + name + ": readers would mix this file of another program"));
+    CHECK(names() == std::set<std::string>{"x.safetensors", name});
+    std::filesystem::remove(folder / "m" / name);
+  }
+  folder.write("m/x-00001-of-00002.safetensors", "other");
+  folder.write("m/x.safetensors.index.json", "other");
+  std::filesystem::remove(folder / "m/x.safetensors");
+  CHECK(write(4) == "no error");  // these names are its own
+  CHECK(SafetensorsReader(folder / "m/x-00001-of-00002.safetensors").tensors().size() == 1);
 }
 
 TEST_CASE("a folder of shards is read by its index, which must be right") {

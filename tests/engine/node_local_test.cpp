@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/unique_fd.h"
 #include "checkpoint/publication.h"
+#include "engine/saving/checkpoint_folder.h"
 #include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/checkpoint/publish.h"
@@ -177,6 +178,43 @@ TEST_CASE("While the engines live, every host's folder stays locked") {
     training.state->communicator->barrier("tried")->wait();
   });
   CHECK(locked == 4);
+}
+
+TEST_CASE("A reserved folder is tried and locked on every host before the first save") {
+  const TemporaryFolder folder;
+  Hosts hosts(folder);
+  const auto count_locked = [&](bool node_local) {
+    std::atomic<int> locked = 0;
+    run_ranks(4, [&](std::shared_ptr<Communicator> communicator) {
+      communicator->set_first_on_host(communicator->rank() % 2 == 0);
+      HostFileSystem& files = hosts.of(*communicator);
+      const auto held = reserve_checkpoint_folder(kDirectory, *communicator, node_local, files);
+      const UniqueFd lock(::open(files.real(kDirectory / kLockName).c_str(), O_RDONLY));
+      locked += ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK ? 1 : 0;
+      communicator->barrier("tried")->wait();
+    });
+    return locked.load();
+  };
+  CHECK(count_locked(false) == 2);
+  CHECK_FALSE(fs::exists(hosts.second.real(kDirectory)));
+  CHECK(count_locked(true) == 4);
+
+  fs::remove_all(hosts.second.real("/runs"));
+  std::ofstream(hosts.second.real("/runs")) << "a file";
+  CHECK_THAT(error_of([&] { count_locked(true); }), Contains("rank 2: /runs/1 cannot be made"));
+}
+
+TEST_CASE("If hosts have a common folder, only rank 0 locks it, also with use_node_local_storage") {
+  const TemporaryFolder folder;
+  HostFileSystem files(folder / "common");
+  std::atomic<int> held = 0;
+  run_ranks(4, [&](std::shared_ptr<Communicator> communicator) {
+    communicator->set_first_on_host(communicator->rank() % 2 == 0);
+    const auto lock = reserve_checkpoint_folder(kDirectory, *communicator, /*node_local=*/true, files);
+    held += lock ? 1 : 0;
+    communicator->barrier("reserved")->wait();
+  });
+  CHECK(held == 1);
 }
 
 TEST_CASE("On each host keep_last keeps what was saved last, whatever its folder had before") {

@@ -195,6 +195,86 @@ TEST_CASE("A checkpoint restores the count of an LRScheduler of the program") {
   });
 }
 
+TEST_CASE("A loss of another model: plain, no step; with engine.backward(), a step with gradients of 0") {
+  for (const int stage : {0, 2, 3}) {
+    CAPTURE(stage);
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      at::set_num_threads(1);
+      auto model = mlp();
+      std::vector<at::Tensor> decayed;
+      for (const at::Tensor& value : copies_of(model)) decayed.push_back(value * 0.95);
+      SGD sgd(model->parameters(), SGDOptions(0.1).weight_decay(0.5));
+      const auto zero = enable_zero(*model, sgd, stage, communicator);
+      torch::nn::Linear other(3, 1);
+      other->forward(torch::ones({2, 3})).sum().backward();
+      expect_throws([&] { zero->step(); }, "without an earlier backward that reached a parameter", "a step");
+      zero->engine().backward(other->forward(torch::ones({2, 3})).sum());
+      zero->step();
+      check_close(*model, decayed);
+    }));
+  }
+}
+
+TEST_CASE("optimizer.step() of the program trains nothing, and its gradients wait for the engine's step") {
+  auto plain = mlp();
+  SGD plain_sgd(plain->parameters(), 0.1);
+  const auto before = copies_of(plain);
+  for (const int step : {0, 1}) loss_of(plain, step).backward();
+  plain_sgd.step();
+  const auto expected = copies_of(plain);
+  for (const int stage : {0, 2, 3}) {
+    for (const bool marks : {false, true}) {
+      CAPTURE(stage, marks);
+      CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+        at::set_num_threads(1);
+        auto model = mlp();
+        SGD sgd(model->parameters(), 0.1);
+        InitializeOptions options;
+        options.optimizer = &sgd;
+        options.marks_gradients = marks;
+        Engine engine = make_engine(*model, no_optimizer_config(stage), communicator, options);
+        for (const int step : {0, 1}) {
+          loss_of(model, step).backward();
+          sgd.step();
+          check_close(*model, before);
+        }
+        engine.step();
+        check_close(*model, expected);
+      }));
+    }
+  }
+}
+
+TEST_CASE("A checkpoint has the master weights that were written, also where the 16-bit values lag behind") {
+  const TemporaryFolder folder;
+  for (const int stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      at::set_num_threads(1);
+      std::string config = sgd_config(stage);
+      config.insert(1, R"("bf16": {"enabled": true}, )");
+      const auto out = folder / ("stage" + std::to_string(stage));
+      auto model = mlp(), resumed = mlp();
+      Engine engine = make_engine(*model, config, communicator);
+      const at::Tensor weight = model->parameters()[0];
+      const at::Tensor old = weight.detach().clone();
+      const at::Tensor written = torch::full_like(old, 3);
+      ParameterStates(engine).write(weight, "master", torch::full(old.sizes(), 3.0F));
+      engine.save_checkpoint(out);
+      engine.wait_for_checkpoint();
+      expect_same(weight.detach().clone(), old, "the saving engine's values before its next update");
+      Engine other = make_engine(*resumed, config, communicator);
+      other.load_checkpoint(out);
+      expect_same(resumed->parameters()[0].detach().clone(), written, "the resumed values");
+
+      const at::Tensor input = values({4, 5}, 1).to(at::kBFloat16);
+      engine.backward(model->forward(input).to(at::kFloat).square().mean());
+      engine.step();
+      expect((weight.detach() - written).abs().max().item<float>() < 0.5F, "the update is one of the master");
+    }));
+  }
+}
+
 TEST_CASE("max_grad_norm clips as clip_grad_norm_() does in plain LibTorch") {
   auto plain = mlp();
   SGD plain_sgd(plain->parameters(), 1);

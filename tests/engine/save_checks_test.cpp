@@ -4,9 +4,13 @@
 
 #include <catch2/catch.hpp>
 #include <filesystem>
+#include <functional>
 #include <limits>
+#include <string>
+#include <utility>
 
 #include "engine/parameter_states.h"
+#include "engine/saving/checkpoint_folder.h"
 #include "tests/engine/net.h"
 #include "tests/engine/partition_support.h"
 #include "tests/support/rank_threads.h"
@@ -112,6 +116,42 @@ TEST_CASE("What cannot be saved is refused at the call, with its name") {
       model->register_buffer("__metadata__", torch::zeros({2}));
       CHECK_THAT(refusal(model), Contains("is named \"__metadata__\""));
     }
+  });
+}
+
+TEST_CASE("A folder without a name, and a path with a 0 byte, are refused by every call") {
+  using namespace std::string_literals;
+  const TemporaryFolder folder;
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    BufferNet model;
+    Engine engine = make_engine(*model, config_of(1), communicator);
+    engine.save_checkpoint(folder / "out", "one");
+    const std::pair<std::string, std::function<void(const std::filesystem::path&)>> calls[] = {
+        {"save_checkpoint", [&](const auto& path) { engine.save_checkpoint(path); }},
+        {"load_checkpoint", [&](const auto& path) { engine.load_checkpoint(path); }},
+        {"save_16bit_model", [&](const auto& path) { engine.save_16bit_model(path); }},
+        {"reserve_checkpoint_folder",
+         [&](const auto& path) { (void)reserve_checkpoint_folder(path, *communicator); }}};
+    for (const auto& [name, call] : calls) {
+      CHECK_THAT(user_error([&] { call(""); }), Contains(name + "(): the folder's name is empty"));
+      CHECK_THAT(user_error([&] { call(folder / "a\0b"s); }),
+                 Contains(name + "(): the path ") && Contains("/a?b") && Contains("has a 0 byte"));
+    }
+    CHECK_FALSE(std::filesystem::exists(folder / "a"));
+    for (const bool is_output : {false, true}) {
+      BufferNet other;
+      InitializeOptions options;
+      if (is_output) options.output_folder = folder / "a\0b"s;
+      const std::string in_files = R"("offload_optimizer": {"device": "nvme", "nvme_path": "/a\u0000b"}, )";
+      std::string config = config_of(1);
+      if (!is_output) config.insert(config.find("\"stage\""), in_files);
+      CHECK_THAT(user_error([&] { make_engine(*other, config, communicator, options); }),
+                 Contains("initialize(): the path ") && Contains("/a?b has a 0 byte"));
+    }
+    CHECK_THAT(user_error([&] { engine.load_checkpoint(folder / "out", "one\0x"s); }),
+               Contains("out/one?x has a 0 byte"));
+    CHECK_THAT(user_error([&] { engine.save_16bit_model(folder / "", "m\0.safetensors"s); }),
+               Contains("m?.safetensors has a 0 byte"));
   });
 }
 

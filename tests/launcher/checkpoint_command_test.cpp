@@ -394,7 +394,6 @@ TEST_CASE("export writes safetensors files with the dtype and the shard size of 
   SECTION("shards with an index, which replace an earlier export") {
     fs::create_directories(folder / "model");
     folder.write("model/config.json", "{}");
-    folder.write("model/model-00009-of-00009.safetensors", "old");
     CHECK(folder.run("checkpoint export out model --max-shard-size 1MB").exit_code == 0);
     const json index = json::parse(read_file(folder / "model/model.safetensors.index.json"));
     CHECK(index["metadata"]["total_size"] == (kNumel + 2) * 4);
@@ -404,10 +403,27 @@ TEST_CASE("export writes safetensors files with the dtype and the shard size of 
     const auto bytes = reader.read("h.weight");
     CHECK(std::memcmp(bytes.data(), ramp(1).data(), bytes.size()) == 0);
     CHECK(fs::exists(folder / "model/config.json"));
-    CHECK_FALSE(fs::exists(folder / "model/model-00009-of-00009.safetensors"));
     CHECK(folder.run("checkpoint export out model").exit_code == 0);
     CHECK_FALSE(fs::exists(folder / "model/model.safetensors.index.json"));
     CHECK_FALSE(fs::exists(folder / "model/model-00001-of-00002.safetensors"));
+  }
+  SECTION("a model of another program is neither replaced nor removed") {
+    const std::pair<std::string, std::string> others[] = {
+        {"model.safetensors", "this file of another program would be replaced"},
+        {"model-00001-of-00002.safetensors", "readers would mix this file of another program"},
+        {"model.safetensors.index.json", "readers would mix this file of another program"}};
+    fs::create_directories(folder / "model");
+    for (const auto& [name, expected] : others) {
+      folder.write("model/" + name, "other");
+      const Outcome outcome = folder.run("checkpoint export out model");
+      CHECK(outcome.exit_code == 2);
+      CHECK_THAT(outcome.err, Contains("model/" + name + ": " + expected));
+      CHECK(read_file(folder / "model" / name) == "other");
+      CHECK(std::distance(fs::directory_iterator(folder / "model"), {}) == 1);
+      fs::remove(folder / "model" / name);
+    }
+    CHECK(folder.run("checkpoint export out model").exit_code == 0);
+    CHECK(folder.run("checkpoint export out model").exit_code == 0);
   }
   SECTION("a parameter that is transposed in memory is written row by row") {
     Publication publication(local_file_system(), folder / "strided", "t");

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/file_system.h"
 #include "samples/common/files.h"
 #include "samples/gpt2/model_folder.h"
 #include "samples/gpt2/weights.h"
@@ -181,6 +182,13 @@ TEST_CASE("oslo_gpt2: a user's mistake is one message") {
     CHECK(outcome.exit_code == 2);
     CHECK_THAT(outcome.err, Contains(expected));
     CHECK(count(outcome.err, "error: ") == 1);
+  }
+  {
+    const auto other_job = checkpoint::local_file_system().lock_folder(files.folder / "");
+    const Outcome outcome = files.train(1, 1, "--steps 1 --save " + (files.folder / "").string());
+    CHECK(outcome.exit_code == 2);
+    CHECK_THAT(outcome.err, Contains("saves checkpoints into this folder"));
+    CHECK(outcome.out.empty());  // no step was taken
   }
   CHECK_THAT(files.train(4, 1, "--batch 6").err, Contains("--batch 6 is not a multiple of the 4 ranks"));
   CHECK_THAT(config_with("model_type", "llama"),
