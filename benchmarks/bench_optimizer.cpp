@@ -20,7 +20,7 @@
 #include "device/cpu_device.h"
 #include "device/dtypes.h"
 #include "device/step_facts.h"
-#include "device/update_rule.h"
+#include "device/update_rules.h"
 
 namespace zerorun {
 namespace {

@@ -23,6 +23,7 @@ struct BatchConfig {
 /// Adam, or AdamW if `decoupled`. In the file "Adam" means AdamW unless params.adam_w_mode is false, as in
 /// DeepSpeed.
 struct AdamConfig {
+  static constexpr const char* name = "Adam";  // AdamW if decoupled
   double lr = 1e-3;
   double weight_decay = 0.0;
   double beta1 = 0.9;
@@ -36,6 +37,7 @@ struct AdamConfig {
 };
 
 struct SgdConfig {
+  static constexpr const char* name = "SGD";
   double lr = 1e-3;
   double weight_decay = 0.0;
   double momentum = 0.0;
@@ -46,6 +48,7 @@ struct SgdConfig {
 
 /// lr and eps have the defaults of torch.optim.Adagrad.
 struct AdagradConfig {
+  static constexpr const char* name = "Adagrad";
   double lr = 1e-2;
   double weight_decay = 0.0;
   double eps = 1e-10;
@@ -56,6 +59,7 @@ struct AdagradConfig {
 
 /// lr has the default of torch.optim.RMSprop.
 struct RmspropConfig {
+  static constexpr const char* name = "RMSprop";
   double lr = 1e-2;
   double weight_decay = 0.0;
   double eps = 1e-8;
@@ -66,6 +70,7 @@ struct RmspropConfig {
 };
 
 struct LionConfig {
+  static constexpr const char* name = "Lion";
   double lr = 1e-3;
   double weight_decay = 0.0;
   double beta1 = 0.9;
@@ -74,6 +79,7 @@ struct LionConfig {
 };
 
 struct LambConfig {
+  static constexpr const char* name = "Lamb";
   double lr = 1e-3;
   double weight_decay = 0.0;
   double beta1 = 0.9;
@@ -90,6 +96,7 @@ struct LambConfig {
 enum class NewtonSchulz { gram, standard };
 
 struct MuonConfig {
+  static constexpr const char* name = "Muon";
   double lr = 0.02;
   double weight_decay = 0.0;
   double momentum = 0.95;
@@ -98,11 +105,12 @@ struct MuonConfig {
   friend bool operator==(const MuonConfig&, const MuonConfig&) = default;
 };
 
-/// Each struct has only the hyperparameters that its optimizer uses.
+/// Each struct has only the hyperparameters that its optimizer uses, and the optimizer's name in
+/// ds_config.json.
 using OptimizerConfig =
     std::variant<AdamConfig, SgdConfig, AdagradConfig, RmspropConfig, LionConfig, LambConfig, MuonConfig>;
 
-/// The optimizer's name as it is spelled in ds_config.json.
+/// The optimizer's name in ds_config.json: "AdamW" if Adam is decoupled.
 const char* name_of(const OptimizerConfig& optimizer);
 
 enum class WarmupType { log, linear };

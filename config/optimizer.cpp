@@ -31,8 +31,16 @@ Optimizer with_common(const Resolution& resolution, Optimizer optimizer) {
   return optimizer;
 }
 
-AdamConfig resolve_adam(const Resolution& resolution, const std::string& type) {
+// read_params() reads one optimizer's hyperparameters. This one is for an optimizer whose hyperparameters are
+// all shared and have the defaults that config/keys/optimizer.cpp gives; the others have overloads.
+template <typename Optimizer>
+Optimizer read_params(const Resolution& resolution, const Optimizer& defaults) {
+  return with_common(resolution, defaults);
+}
+
+AdamConfig read_params(const Resolution& resolution, const AdamConfig& defaults) {
   Settings& settings = resolution.settings;
+  const auto type = settings.get<std::string>("optimizer.type");
   const std::optional<bool> adam_w_mode = settings.get<bool>("optimizer.params.adam_w_mode");
   const bool torch_adam = settings.get<bool>("optimizer.params.torch_adam").value_or(false);
   const bool decoupled = type == "AdamW" || adam_w_mode.value_or(true);
@@ -41,7 +49,7 @@ AdamConfig resolve_adam(const Resolution& resolution, const std::string& type) {
                     "false has no effect: AdamW always decouples weight decay; use \"Adam\" to change that");
   }
   if (torch_adam && decoupled) settings.derive("optimizer.params.weight_decay", torch_adamw_weight_decay);
-  AdamConfig adam = with_common(resolution, AdamConfig{});
+  AdamConfig adam = with_common(resolution, defaults);
   adam.decoupled = decoupled;
   adam.silently_decoupled = type == "Adam" && !settings.given("optimizer.params.adam_w_mode");
   if (torch_adam && !adam.bias_correction) {
@@ -55,8 +63,8 @@ AdamConfig resolve_adam(const Resolution& resolution, const std::string& type) {
   return adam;
 }
 
-SgdConfig resolve_sgd(const Resolution& resolution) {
-  SgdConfig sgd = with_common(resolution, SgdConfig{});
+SgdConfig read_params(const Resolution& resolution, const SgdConfig& defaults) {
+  SgdConfig sgd = with_common(resolution, defaults);
   resolution.read("optimizer.params.dampening", sgd.dampening);
   resolution.read("optimizer.params.nesterov", sgd.nesterov);
   if (sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening != 0.0)) {
@@ -66,8 +74,7 @@ SgdConfig resolve_sgd(const Resolution& resolution) {
   return sgd;
 }
 
-AdagradConfig resolve_adagrad(const Resolution& resolution) {
-  const AdagradConfig defaults;
+AdagradConfig read_params(const Resolution& resolution, const AdagradConfig& defaults) {
   resolution.settings.derive("optimizer.params.lr", defaults.lr);
   resolution.settings.derive("optimizer.params.eps", defaults.eps);
   AdagradConfig adagrad = with_common(resolution, defaults);
@@ -76,8 +83,7 @@ AdagradConfig resolve_adagrad(const Resolution& resolution) {
   return adagrad;
 }
 
-RmspropConfig resolve_rmsprop(const Resolution& resolution) {
-  const RmspropConfig defaults;
+RmspropConfig read_params(const Resolution& resolution, const RmspropConfig& defaults) {
   resolution.settings.derive("optimizer.params.lr", defaults.lr);
   RmspropConfig rmsprop = with_common(resolution, defaults);
   resolution.read("optimizer.params.alpha", rmsprop.alpha);
@@ -85,8 +91,8 @@ RmspropConfig resolve_rmsprop(const Resolution& resolution) {
   return rmsprop;
 }
 
-LambConfig resolve_lamb(const Resolution& resolution) {
-  LambConfig lamb = with_common(resolution, LambConfig{});
+LambConfig read_params(const Resolution& resolution, const LambConfig& defaults) {
+  LambConfig lamb = with_common(resolution, defaults);
   resolution.read("optimizer.params.eps_inside_sqrt", lamb.eps_inside_sqrt);
   resolution.read("optimizer.params.max_coeff", lamb.max_coeff);
   resolution.read("optimizer.params.min_coeff", lamb.min_coeff);
@@ -98,9 +104,8 @@ LambConfig resolve_lamb(const Resolution& resolution) {
 
 // "muon_lr" defaults to "lr". "adam_lr", for the parameters that AdamW updates, defaults to "lr" if that is
 // given, else to 3e-4.
-MuonConfig resolve_muon(const Resolution& resolution) {
+MuonConfig read_params(const Resolution& resolution, const MuonConfig& defaults) {
   Settings& settings = resolution.settings;
-  const MuonConfig defaults;
   settings.derive("optimizer.params.betas", muon_betas);
   settings.derive("optimizer.params.eps", muon_eps);
   settings.derive("optimizer.params.momentum", defaults.momentum);
@@ -120,20 +125,27 @@ MuonConfig resolve_muon(const Resolution& resolution) {
   return muon;
 }
 
+// The optimizer of `type`, one of the variant's names. Nothing for another type: it was refused and has been
+// reported.
+template <typename... Optimizers>
+std::optional<OptimizerConfig> read_params_of(const Resolution& resolution, std::string_view type,
+                                              const std::variant<Optimizers...>& /*any*/) {
+  std::optional<OptimizerConfig> optimizer;
+  const auto read_if = [&]<typename Optimizer>(const Optimizer& defaults) {
+    if (type == Optimizer::name) optimizer = read_params(resolution, defaults);
+  };
+  (read_if(Optimizers{}), ...);
+  return optimizer;
+}
+
 }  // namespace
 
 std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
   if (!settings.find("optimizer")) return std::nullopt;
   const auto type = settings.get<std::string>("optimizer.type");
-  if (type == "Adam" || type == "AdamW") return resolve_adam(resolution, *type);
-  if (type == "SGD") return resolve_sgd(resolution);
-  if (type == "Adagrad") return resolve_adagrad(resolution);
-  if (type == "RMSprop") return resolve_rmsprop(resolution);
-  if (type == "Lion") return with_common(resolution, LionConfig{});
-  if (type == "Lamb") return resolve_lamb(resolution);
-  if (type == "Muon") return resolve_muon(resolution);
-  return std::nullopt;  // the type was refused and has been reported
+  if (!type) return std::nullopt;
+  return read_params_of(resolution, *type == "AdamW" ? AdamConfig::name : *type, OptimizerConfig());
 }
 
 }  // namespace zerorun::config
@@ -141,9 +153,9 @@ std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution) {
 namespace zerorun {
 
 const char* name_of(const OptimizerConfig& optimizer) {
-  constexpr const char* names[] = {"", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon"};
-  if (const auto* adam = std::get_if<AdamConfig>(&optimizer)) return adam->decoupled ? "AdamW" : "Adam";
-  return names[optimizer.index()];
+  const auto* adam = std::get_if<AdamConfig>(&optimizer);
+  if (adam && adam->decoupled) return "AdamW";
+  return std::visit([](const auto& config) { return config.name; }, optimizer);
 }
 
 }  // namespace zerorun

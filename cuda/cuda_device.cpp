@@ -19,7 +19,7 @@
 #include "cuda/pinned_memory.h"
 #include "device/dtypes.h"
 #include "device/step_facts.h"
-#include "device/update_rule.h"
+#include "device/update_rules.h"
 #include "device/update_span.h"
 
 namespace zerorun {
@@ -212,8 +212,7 @@ void CudaDevice::update(const UpdateRule& rule, const UpdateTensors& tensors, co
     check_pair(*tensor, tensors.values);
   }
   const auto* known = static_cast<const StepFacts*>(facts.const_data_ptr());
-  const UpdateSpan span = span_of(tensors);
-  std::visit([&](const auto& formula) { ZR_CUDA(cuda::update(launch(), formula, span, known)); }, rule);
+  ZR_CUDA(cuda::update(launch(), rule, span_of(tensors), known));
 }
 
 void CudaDevice::follow_written(const at::Tensor& master, const at::Tensor& values) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <variant>
 
 #include "cuda/kernel_bodies.h"
 #include "cuda/kernels.h"
@@ -155,6 +156,19 @@ cudaError_t scale(const Launch& launch, Target to, Source from, int64_t numel, f
   });
 }
 
+template <typename Rule>
+cudaError_t update_by(const Launch& launch, const Rule& rule, const UpdateSpan& span,
+                      const StepFacts* facts) {
+  return with_type(span.gradient_dtype, [&](auto gradient_type) {
+    using Gradient = typename decltype(gradient_type)::type;
+    const Update<Rule, Gradient> body{rule,         static_cast<const Gradient*>(span.gradient),
+                                      span.values,  span.first,
+                                      span.second,  span.third,
+                                      span.rounded, span.rounded_dtype};
+    return start_for(launch, span.numel, update_kernel<Update<Rule, Gradient>>, body, facts);
+  });
+}
+
 }  // namespace
 
 cudaError_t copy_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor,
@@ -204,29 +218,9 @@ cudaError_t follow_written(const Launch& launch, float* master, Source values, i
   });
 }
 
-template <typename Rule>
-cudaError_t update(const Launch& launch, const Rule& rule, const UpdateSpan& span, const StepFacts* facts) {
-  return with_type(span.gradient_dtype, [&](auto gradient_type) {
-    using Gradient = typename decltype(gradient_type)::type;
-    const Update<Rule, Gradient> body{rule,         static_cast<const Gradient*>(span.gradient),
-                                      span.values,  span.first,
-                                      span.second,  span.third,
-                                      span.rounded, span.rounded_dtype};
-    return start_for(launch, span.numel, update_kernel<Update<Rule, Gradient>>, body, facts);
-  });
+cudaError_t update(const Launch& launch, const UpdateRule& rule, const UpdateSpan& span,
+                   const StepFacts* facts) {
+  return std::visit([&](const auto& formula) { return update_by(launch, formula, span, facts); }, rule);
 }
-
-template cudaError_t update(const Launch&, const AdamUpdate&, const UpdateSpan&, const StepFacts*);
-template cudaError_t update(const Launch&, const SgdUpdate&, const UpdateSpan&, const StepFacts*);
-template cudaError_t update(const Launch&, const MomentumUpdate&, const UpdateSpan&, const StepFacts*);
-template cudaError_t update(const Launch&, const LionUpdate&, const UpdateSpan&, const StepFacts*);
-template cudaError_t update(const Launch&, const AmsgradUpdate&, const UpdateSpan&, const StepFacts*);
-template cudaError_t update(const Launch&, const AdagradUpdate&, const UpdateSpan&, const StepFacts*);
-template cudaError_t update(const Launch&, const RmspropUpdate&, const UpdateSpan&, const StepFacts*);
-template cudaError_t update(const Launch&, const CenteredRmspropUpdate&, const UpdateSpan&, const StepFacts*);
-template cudaError_t update(const Launch&, const RmspropMomentumUpdate&, const UpdateSpan&, const StepFacts*);
-template cudaError_t update(const Launch&, const CenteredRmspropMomentumUpdate&, const UpdateSpan&,
-                            const StepFacts*);
-template cudaError_t update(const Launch&, const LambDirection&, const UpdateSpan&, const StepFacts*);
 
 }  // namespace zerorun::cuda

@@ -55,7 +55,7 @@ cudaError_t decide(cudaStream_t stream, double* exchange, int ranks, const StepR
 cudaError_t follow_written(const Launch& launch, float* master, Source values, int64_t numel);
 
 /// `facts` and the pointers in `span` point to device memory.
-template <typename Rule>
-cudaError_t update(const Launch& launch, const Rule& rule, const UpdateSpan& span, const StepFacts* facts);
+cudaError_t update(const Launch& launch, const UpdateRule& rule, const UpdateSpan& span,
+                   const StepFacts* facts);
 
 }  // namespace zerorun::cuda

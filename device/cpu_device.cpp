@@ -14,7 +14,7 @@
 #include "device/gradient_copy.h"
 #include "device/gradient_norm.h"
 #include "device/step_facts.h"
-#include "device/update_rule.h"
+#include "device/update_rules.h"
 #include "device/update_span.h"
 #include "device/zeroed_memory.h"
 
@@ -118,13 +118,9 @@ void CpuDevice::update(const UpdateRule& rule, const UpdateTensors& tensors, con
   const auto& known = *static_cast<const StepFacts*>(facts.const_data_ptr());
   if (known.apply == 0) return;
   const UpdateSpan span = span_of(tensors);
-  std::visit(
-      [&](const auto& formula) {
-        for_slices_in_parallel(tensors.values, [&](int64_t begin, int64_t length) {
-          zerorun::update(formula, known.factor, span.slice(begin, length), update_simd_);
-        });
-      },
-      rule);
+  for_slices_in_parallel(tensors.values, [&](int64_t begin, int64_t length) {
+    zerorun::update(rule, known.factor, span.slice(begin, length), update_simd_);
+  });
 }
 
 void CpuDevice::follow_written(const at::Tensor& master, const at::Tensor& values) {

@@ -25,7 +25,7 @@ struct FiniteCheck {
   int64_t number;
 };
 
-// Defined in device/step_facts.h and device/update_rule.h, which only those include who compute with them.
+// Defined in device/step_facts.h and device/update_rules.h, which only those include who compute with them.
 struct StepRule;
 struct UpdateRule;
 

@@ -1,6 +1,7 @@
 #include "device/update_kernels.h"
 
 #include <algorithm>
+#include <variant>
 
 #include "base/narrow_loops.h"
 
@@ -168,21 +169,8 @@ UpdateSpan UpdateSpan::slice(int64_t begin, int64_t length) const {
   return part;
 }
 
-template <typename Rule>
-void update(const Rule& rule, float factor, const UpdateSpan& span, Simd simd) {
-  update_span(rule, factor, span, simd);
+void update(const UpdateRule& rule, float factor, const UpdateSpan& span, Simd simd) {
+  std::visit([&](const auto& formula) { update_span(formula, factor, span, simd); }, rule);
 }
-
-template void update(const AdamUpdate&, float, const UpdateSpan&, Simd);
-template void update(const SgdUpdate&, float, const UpdateSpan&, Simd);
-template void update(const MomentumUpdate&, float, const UpdateSpan&, Simd);
-template void update(const LionUpdate&, float, const UpdateSpan&, Simd);
-template void update(const AmsgradUpdate&, float, const UpdateSpan&, Simd);
-template void update(const AdagradUpdate&, float, const UpdateSpan&, Simd);
-template void update(const RmspropUpdate&, float, const UpdateSpan&, Simd);
-template void update(const CenteredRmspropUpdate&, float, const UpdateSpan&, Simd);
-template void update(const RmspropMomentumUpdate&, float, const UpdateSpan&, Simd);
-template void update(const CenteredRmspropMomentumUpdate&, float, const UpdateSpan&, Simd);
-template void update(const LambDirection&, float, const UpdateSpan&, Simd);
 
 }  // namespace zerorun

@@ -26,9 +26,7 @@ struct UpdateSpan {
   UpdateSpan slice(int64_t begin, int64_t length) const;
 };
 
-/// One step of `rule` (any rule of device/update_rules.h) for every element, with gradients multiplied by
-/// `factor`.
-template <typename Rule>
-void update(const Rule& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
+/// One step of `rule` for every element, with gradients multiplied by `factor`.
+void update(const UpdateRule& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
 
 }  // namespace zerorun

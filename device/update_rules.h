@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <variant>
 
 #include "device/host_device.h"
 
@@ -181,6 +182,13 @@ struct LambDirection {
     e.second = beta2 * e.second + new_in_second * (g * g);
     e.third = e.first / (std::sqrt(e.second + eps_in_root) + eps) + decay * e.value;
   }
+};
+
+/// Any of the rules. The kernels of CPUs and GPUs are compiled for each of them.
+struct UpdateRule : std::variant<AdamUpdate, SgdUpdate, MomentumUpdate, LionUpdate, AmsgradUpdate,
+                                 AdagradUpdate, RmspropUpdate, CenteredRmspropUpdate, RmspropMomentumUpdate,
+                                 CenteredRmspropMomentumUpdate, LambDirection> {
+  using variant::variant;
 };
 
 }  // namespace zerorun

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "device/step_facts.h"
-#include "device/update_rule.h"
+#include "device/update_rules.h"
 #include "optim/whole_parameter_optimizers.h"
 
 namespace zerorun {

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "base/error.h"
+
 namespace zerorun {
 namespace {
 
@@ -84,9 +86,9 @@ UpdateRule rule_of(const MuonConfig& config, int64_t /*step*/) {
       .lr = rounded(config.lr), .gradient_decay = 0, .kept = rounded(1 - config.lr * config.weight_decay)};
 }
 
-// Lamb has no element-wise rule.
 UpdateRule rule_of(const LambConfig& /*config*/, int64_t /*step*/) {
-  return {};
+  throw InternalError(
+      "Lamb has no rule for single elements: optim/lamb_optimizer.cpp updates its parameters");
 }
 
 using Names = std::vector<const char*>;

@@ -12,7 +12,7 @@
 #include "benchmarks/gpu/bench.h"
 #include "device/dtypes.h"
 #include "device/step_facts.h"
-#include "device/update_rule.h"
+#include "device/update_rules.h"
 
 namespace zerorun {
 namespace {

@@ -201,6 +201,18 @@ TEST_CASE(
         "write \"Adam\", the closest one that is supported");
 }
 
+TEST_CASE("optimizers: a config of each supported type has the optimizer of this name") {
+  for_each_word(supported_choices(type_row()), [&](std::string_view type) {
+    INFO(type);
+    const Config config = parse_config(with(optimizer_text(std::string(type), "")), "conf", 1);
+    REQUIRE(config.optimizer);
+    // Adam without adam_w_mode is AdamW.
+    CHECK(name_of(*config.optimizer) == (type == "Adam" ? "AdamW" : std::string(type)));
+  });
+  const Config coupled = parse_config(with(optimizer_text("Adam", R"("adam_w_mode": false)")), "conf", 1);
+  CHECK(name_of(coupled.optimizer.value()) == std::string("Adam"));
+}
+
 TEST_CASE("optimizers: each type that is not supported has a nearest type that is supported") {
   const std::string supported = supported_choices(type_row());
   for_each_word(type_row().unsupported_choices, [&](std::string_view word) {

@@ -6,7 +6,7 @@
 #include "cuda/kernel_bodies.h"
 #include "device/dtypes.h"
 #include "device/step_facts.h"
-#include "device/update_rule.h"
+#include "device/update_rules.h"
 
 namespace zerorun::testing {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "device/device.h"
 #include "device/step_facts.h"
-#include "device/update_rule.h"
+#include "device/update_rules.h"
 
 namespace zerorun::testing {
 

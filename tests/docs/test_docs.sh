@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test_docs.sh SOURCE BUILD: checks README.md and docs/guide.md. Every block of C++, JSON or CMake must be
 # part of a file that is built or tested. Every command, and every section of the guide's program, must run.
-# Every link to a file must lead to a file that exists.
+# Every link to a file must lead to a file that exists. CONTRIBUTING.md's table must have every environment variable.
 set -euo pipefail
 source=$1 build=$2
 work=$(mktemp -d)
@@ -76,10 +76,24 @@ for section in $(grep -oP '^void \K\w+(?=\(\) \{$)' "$source/samples/guide/main.
   passed=$((passed + 1))
 done
 
-for page in "$source"/README.md "$source"/docs/*.md; do
+for page in "$source"/{README,CONTRIBUTING,CHANGELOG}.md "$source"/docs/*.md; do
   for link in $(awk '/^```/ { inside = !inside } !inside' "$page" | grep -oP '\]\(\K[^)# ]+' | grep -v '^https\?:' || true); do
     [[ -e $(dirname "$page")/$link ]] || fail "$page: no file $link"
     passed=$((passed + 1))
   done
+done
+# Variables that scripts expand, and those that are a whole string in C++ and Python; CMake's own are not among these.
+cd "$source"
+folders=(.ci base benchmarks comm cuda doctor engine launcher python samples scripts tests)
+used=$(grep -rhoP '"\KZERORUN_[A-Z_]+(?=[="])|\$\{?\KZERORUN_[A-Z_]+' --exclude=CMakeLists.txt --exclude='*.cmake' "${folders[@]}" |
+  grep -v '^ZERORUN_TORCH_' | sort -u)
+(($(wc -w <<<"$used") > 20)) || fail "too few environment variables are found in the sources: $used"
+for variable in $used; do
+  grep -q "^|.*\`$variable\`.*|" CONTRIBUTING.md || fail "CONTRIBUTING.md: its table lacks $variable"
+  passed=$((passed + 1))
+done
+for variable in $(grep -oP '^\|.*\|' CONTRIBUTING.md | grep -oP '`\KZERORUN_[A-Z_]+(?=`)' | sort -u); do
+  grep -rqw "$variable" "${folders[@]}" || fail "CONTRIBUTING.md: nothing reads $variable"
+  passed=$((passed + 1))
 done
 echo "$passed blocks, sections and links are as they should be"
