@@ -171,8 +171,8 @@ int run_agent_command(int argc, char** argv) {
   const int node = argc == 5 ? number_of(argv[4]) : number_by_starter();
   const std::string slurm_name = variable("SLURMD_NODENAME");
   const auto deadline = Clock::now() + kAgentPatience;
-  AgentLink link(FrameSocket(connect_to_launcher(launcher_addresses(argv[2]), number_of(argv[3]),
-                                                 ticket, deadline, is_output_read)));
+  AgentLink link(FrameSocket(connect_to_launcher(launcher_addresses(argv[2]), number_of(argv[3]), ticket,
+                                                 deadline, is_output_read)));
   link.send(FrameType::hello,
             encode(AgentHello{ZERORUN_VERSION, node, slurm_name.empty() ? this_hostname() : slurm_name, ""}));
   // No deadline here: after --timeout the launcher gives up and closes the connection.
