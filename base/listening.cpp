@@ -21,6 +21,7 @@
 
 #include "base/error.h"
 #include "base/port_holder.h"
+#include "base/route.h"
 
 namespace zerorun {
 namespace {
@@ -34,17 +35,31 @@ template <typename Refusal = UserError>
       ", where the ranks are to meet (--master_addr, --master_port; MASTER_ADDR, MASTER_PORT): " + reason);
 }
 
-std::string in_use_by(const std::string& holder) {
-  return "the port is in use, by " + holder +
-         "; choose another --master_port, or leave it out to get a free one";
+// What to do if the port is in use.
+constexpr char kChooseAnother[] =
+    "; choose another one, or leave --master_port out, and zerorun chooses a free one";
+constexpr char kChooseForAll[] =
+    "; choose another one, the same for all launchers of the job (--master_port, --rdzv_endpoint)";
+// The launcher may have chosen the port itself. Which of the two is true, rank 0 does not know.
+constexpr char kStartAgain[] =
+    ", which took it before rank 0 listened, although zerorun had reserved it; start the job again: without "
+    "--master_port zerorun then chooses another one";
+
+[[noreturn]] void refuse_taken(const std::string& address, int port, const char* remedy) {
+  const std::string holder = listener_on(address, port);
+  refuse<PortTaken>(
+      address, port,
+      "the port is in use, by " + (holder.empty() ? "another job or another program" : holder) + remedy);
 }
 
 // `error`: the errno of bind() or listen().
-[[noreturn]] void refuse(const std::string& address, int port, int error) {
-  if (error == EADDRINUSE) {
-    const std::string holder = listener_on(address, port);
-    refuse<PortTaken>(address, port, in_use_by(holder.empty() ? "another job or another program" : holder));
+[[noreturn]] void refuse(const std::string& address, int port, int error, const char* remedy) {
+  if (error == EADDRINUSE && port == 0) {
+    refuse<PortTaken>(address, port,
+                      "no port is free: other programs of this host use all of those that the system gives "
+                      "(sysctl net.ipv4.ip_local_port_range)");
   }
+  if (error == EADDRINUSE) refuse_taken(address, port, remedy);
   refuse(address, port,
          error == EADDRNOTAVAIL ? "the address is not this machine's; give one that is"
          : error == EACCES      ? "the system gives this port only to root; choose one from 1024 on"
@@ -61,6 +76,16 @@ Addresses resolve(const std::string& address, int family, int port) {
   const int error = getaddrinfo(name, std::to_string(port).c_str(), &hints, &found);
   if (error != 0) refuse(address, port, gai_strerror(error));
   return {found, freeaddrinfo};
+}
+
+// The address to which the socket is bound; empty: all interfaces.
+std::string address_of(int fd) {
+  sockaddr_storage name{};
+  socklen_t size = sizeof name;
+  auto* plain = reinterpret_cast<sockaddr*>(&name);
+  if (getsockname(fd, plain, &size) != 0) return "";
+  const std::string address = numeric_address(plain, size);
+  return address == "0.0.0.0" || address == "::" ? "" : address;
 }
 
 int port_of(int fd) {
@@ -100,7 +125,7 @@ UniqueFd try_address(const addrinfo& address, bool both_families, Then then) {
 
 // A name may have several addresses. If the port is in use on one of them, the remaining addresses are not
 // tried, because ranks might connect to that address and reach another program.
-ListeningSocket open_on(const std::string& address, int port, Then then) {
+ListeningSocket open_on(const std::string& address, int port, Then then, const char* remedy) {
   const bool all = address.empty();
   int error = 0;
   for (const int family : all ? std::vector{AF_INET6, AF_INET} : std::vector{AF_UNSPEC}) {
@@ -113,16 +138,8 @@ ListeningSocket open_on(const std::string& address, int port, Then then) {
       return {std::move(fd), chosen, {}};
     }
   }
-  refuse(address, port, error);
+  refuse(address, port, error, remedy);
 }
-
-}  // namespace
-
-ListeningSocket listen_on(const std::string& address, int port) {
-  return open_on(address, port, Then::listen);
-}
-
-namespace {
 
 // A name in the abstract namespace that stands for the port.
 std::string claim_name(const std::string& address, int port) {
@@ -144,16 +161,14 @@ UniqueFd claim(const std::string& text) {
   return fd;
 }
 
-}  // namespace
-
 // SO_REUSEADDR lets two sockets be bound to one port as long as neither listens. To refuse a second
 // reservation, a Unix socket is bound to a name for the port in the abstract namespace. Closing the socket
 // frees the name.
-ListeningSocket reserve_port(const std::string& address, int port) {
+ListeningSocket reserve(const std::string& address, int port, const char* remedy) {
   constexpr int kTries = 16;           // any user may bind the name of a free port
   std::vector<ListeningSocket> taken;  // kept open, so that the system does not choose their ports again
   while (true) {
-    ListeningSocket reserved = open_on(address, port, Then::wait);
+    ListeningSocket reserved = open_on(address, port, Then::wait, remedy);
     const std::string name = claim_name(address, reserved.port);
     reserved.claim = claim(name);
     if (reserved.claim.is_open()) return reserved;
@@ -163,15 +178,29 @@ ListeningSocket reserve_port(const std::string& address, int port) {
       continue;
     }
     if (error != EADDRINUSE) refuse(address, reserved.port, std::strerror(error));
-    const std::string holder = holder_of_abstract_name(name);
+    std::string holder = holder_of_abstract_name(name);
+    holder = "another job" + (holder.empty() ? "" : ", " + holder);
     refuse<PortTaken>(address, reserved.port,
-                      in_use_by("another job" + (holder.empty() ? "" : ", " + holder)));
+                      port == 0 ? "each of the " + std::to_string(kTries) +
+                                      " free ports that the system gave is reserved, the last one by " +
+                                      holder + "; start the job again"
+                                : "the port is in use, by " + holder + remedy);
   }
 }
 
+}  // namespace
+
+ListeningSocket listen_on(const std::string& address, int port) {
+  return open_on(address, port, Then::listen, kChooseAnother);
+}
+
+ListeningSocket reserve_port(const std::string& address, int port) {
+  return reserve(address, port, kChooseAnother);
+}
+
 ListeningSocket listen_as_first(const std::string& address, int port) {
-  ListeningSocket reserved = reserve_port(address, port);
-  if (listen(reserved.fd.get(), SOMAXCONN) != 0) refuse(address, reserved.port, errno);
+  ListeningSocket reserved = reserve(address, port, kChooseForAll);
+  if (listen(reserved.fd.get(), SOMAXCONN) != 0) refuse(address, reserved.port, errno, kChooseForAll);
   return reserved;
 }
 
@@ -187,8 +216,12 @@ UniqueFd take_inherited_socket(int port, const char* variable) {
   if (!is_number || port_of(number) != port || fcntl(number, F_GETFD) != 0) return {};
   fcntl(number, F_SETFD, FD_CLOEXEC);
   UniqueFd socket(number);
-  if (!listens(number) && listen(number, SOMAXCONN) != 0) return {};
-  return socket;
+  if (listens(number) || listen(number, SOMAXCONN) == 0) return socket;
+  const bool taken = errno == EADDRINUSE;
+  const std::string address = address_of(number);
+  socket.reset();  // else it would be the listener that is looked for
+  if (taken && !this_process_listens_on(port)) refuse_taken(address, port, kStartAgain);
+  return {};
 }
 
 bool this_process_listens_on(int port) {

@@ -43,7 +43,8 @@ ListeningSocket listen_as_first(const std::string& address, int port);
 
 /// Takes over the socket whose descriptor is in the environment variable, and listens. The result is not open
 /// if the descriptor is not a socket bound to `port` (a program between the launcher and this process may
-/// have closed the socket), or if another socket listens on the port.
+/// have closed the socket), or if another socket of this process listens on the port. Throws PortTaken if one
+/// of another process does.
 UniqueFd take_inherited_socket(int port, const char* variable = kListenVariable);
 
 /// Whether this process itself listens on `port`.

@@ -23,9 +23,9 @@
 #include "benchmarks/local_ranks.h"
 #include "benchmarks/work_meter.h"
 #include "comm/rendezvous.h"
-#include "engine/checkpoints.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
+#include "engine/saving/checkpoints.h"
 #include "samples/gpt2/model.h"
 
 namespace zerorun {
@@ -218,7 +218,8 @@ class Training {
 
  private:
   void save(checkpoint::FileSystem& files) {
-    save_checkpoint(*state_, options_->folder, "", {.keep_last = 1}, files);
+    state_->checkpoints.write_to(files);
+    save_checkpoint(*state_, options_->folder, "", {.keep_last = 1});
   }
 
   const Options* options_;

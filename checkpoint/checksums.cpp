@@ -3,7 +3,6 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <array>
 #include <charconv>
 
 #include "base/error.h"
@@ -17,13 +16,6 @@ constexpr size_t kDigits = 16;
 
 uint64_t checksum_of(std::span<const std::byte> block) {
   return XXH3_64bits(block.data(), block.size());
-}
-
-std::string to_hexadecimal(uint64_t checksum) {
-  std::array<char, kDigits> digits{};
-  const auto end = std::to_chars(digits.data(), digits.data() + kDigits, checksum, 16).ptr;
-  const auto count = static_cast<size_t>(end - digits.data());
-  return std::string(kDigits - count, '0') + std::string(digits.data(), count);
 }
 
 uint64_t from_hexadecimal(const std::string& text) {

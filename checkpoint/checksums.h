@@ -14,9 +14,7 @@ inline constexpr int64_t kChecksumBlock = int64_t{1} << 20;
 /// The checksum of `block`, which has at most kChecksumBlock bytes.
 uint64_t checksum_of(std::span<const std::byte> block);
 
-/// Convert a checksum to 16 hexadecimal digits and back. from_hexadecimal() throws UserError for any other
-/// text.
-std::string to_hexadecimal(uint64_t checksum);
+/// The number whose in_hexadecimal() (base/hexadecimal.h) is `text`. Throws UserError for any other text.
 uint64_t from_hexadecimal(const std::string& text);
 
 }  // namespace zerorun::checkpoint

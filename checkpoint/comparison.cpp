@@ -8,6 +8,7 @@
 #include <span>
 #include <type_traits>
 
+#include "base/hexadecimal.h"
 #include "base/narrow_floats.h"
 #include "checkpoint/checksums.h"
 #include "checkpoint/state_header.h"
@@ -50,7 +51,7 @@ std::string to_text(const Manifest& manifest, const char* file) {
   const auto found = manifest.files.find(file);
   if (found == manifest.files.end()) return "";
   const auto checksum = checksum_of(std::as_bytes(std::span(found->second.checksums)));
-  return std::to_string(found->second.bytes) + " bytes, checksum " + to_hexadecimal(checksum);
+  return std::to_string(found->second.bytes) + " bytes, checksum " + in_hexadecimal(checksum);
 }
 
 class Comparison {

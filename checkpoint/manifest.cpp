@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/hexadecimal.h"
 #include "checkpoint/checksums.h"
 #include "checkpoint/manifest_text.h"
 
@@ -29,16 +30,6 @@ constexpr const char* kPart = "part";  // of a range
 
 using Skippable = std::set<std::string>;  // "data_position", or "ranges.sum_group" for a member of a range
 
-std::string hexadecimal(const std::vector<uint8_t>& bytes) {
-  static constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  for (const uint8_t byte : bytes) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
-}
-
 std::vector<uint8_t> bytes_of(const std::string& text) {
   auto digit = [&](char c) -> int {
     if (c >= '0' && c <= '9') return c - '0';
@@ -54,7 +45,8 @@ std::vector<uint8_t> bytes_of(const std::string& text) {
 }
 
 json to_value(const RestartValue& value) {
-  if (const auto* bytes = std::get_if<std::vector<uint8_t>>(&value)) return hexadecimal(*bytes);
+  if (const auto* bytes = std::get_if<std::vector<uint8_t>>(&value))
+    return in_hexadecimal(std::string_view(reinterpret_cast<const char*>(bytes->data()), bytes->size()));
   if (const auto* integer = std::get_if<int64_t>(&value)) return *integer;
   return std::get<double>(value);
 }
@@ -67,7 +59,7 @@ RestartValue from_value(const json& value) {
 
 json to_value(const StateFileFacts& file) {
   json checksums = json::array();
-  for (const uint64_t checksum : file.checksums) checksums.push_back(to_hexadecimal(checksum));
+  for (const uint64_t checksum : file.checksums) checksums.push_back(in_hexadecimal(checksum));
   json ranges = json::array();
   for (const StateRange& range : file.ranges) {
     ranges.push_back({{"parameter", range.parameter},
@@ -210,7 +202,7 @@ RestartValues parse_numbers(const json& values) {
 // Returns the checksum of all members except the member "checksum".
 std::string checksum_of_members(const json& value) {
   const std::string text = value.dump();
-  return to_hexadecimal(checksum_of(std::as_bytes(std::span(text))));
+  return in_hexadecimal(checksum_of(std::as_bytes(std::span(text))));
 }
 
 void check_checksum(json& value, const std::string& place) {

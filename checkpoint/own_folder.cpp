@@ -1,15 +1,14 @@
 #include "checkpoint/own_folder.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <exception>
 #include <string_view>
 
 #include "base/error.h"
+#include "base/hexadecimal.h"
 #include "base/log.h"
 #include "base/random_bits.h"
 #include "checkpoint/manifest.h"
@@ -61,9 +60,7 @@ void sweep_one(FileSystem& files, const fs::path& path, const std::string& tag) 
 }  // namespace
 
 std::string new_save_id() {
-  std::array<char, kIdDigits + 1> digits{};
-  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(random_bits()));
-  return digits.data();
+  return in_hexadecimal(random_bits());
 }
 
 std::string marker_text(const std::string& id) {

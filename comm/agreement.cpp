@@ -28,11 +28,24 @@ std::vector<std::string> exchange_texts(const std::string& text, Communicator& c
   return texts;
 }
 
-void throw_failure(const std::string& failure, int rank) {
-  if (failure.empty()) return;
-  const std::string who = rank >= 0 ? "rank " + std::to_string(rank) + ": " : "";
-  if (failure.front() == agreement::kUsers) throw UserError(who + failure.substr(1));
-  throw TrainingError(who + failure.substr(1));
+Failure Failure::decoded(const std::string& encoded) {
+  if (encoded.empty()) return {};
+  return {static_cast<Kind>(encoded.front()), encoded.substr(1)};
+}
+
+Failure Failure::on_rank(int rank, int world_size) const {
+  if (!*this || world_size == 1) return *this;
+  return {kind, "rank " + std::to_string(rank) + ": " + text};
+}
+
+void Failure::raise() const {
+  if (kind == Kind::user) throw UserError(text);
+  if (kind == Kind::other) throw TrainingError(text);
+}
+
+void raise_first(const std::vector<std::string>& failures) {
+  const int ranks = static_cast<int>(failures.size());
+  for (int rank = 0; rank < ranks; ++rank) Failure::decoded(failures[rank]).on_rank(rank, ranks).raise();
 }
 
 }  // namespace zerorun

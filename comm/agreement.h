@@ -14,13 +14,29 @@ namespace zerorun {
 std::vector<std::string> exchange_texts(const std::string& text, Communicator& communicator,
                                         const std::string& label);
 
-/// Runs `action`. If it throws, returns the error as a text, which throw_failure() can turn back into an
-/// error on any rank. Otherwise returns an empty text.
+/// An error of one rank, to be thrown on others; or none.
+struct Failure {
+  enum class Kind : char { none = 0, user = 'u', other = '-' };
+
+  explicit operator bool() const { return kind != Kind::none; }
+  /// As one text: empty for no failure, else the kind's letter, then `text`.
+  std::string encoded() const { return *this ? static_cast<char>(kind) + text : ""; }
+  static Failure decoded(const std::string& encoded);
+  /// The same, with the rank before the text, if there are several ranks.
+  Failure on_rank(int rank, int world_size) const;
+  /// Throws UserError if the error was one, else TrainingError. Does nothing if there is no failure.
+  void raise() const;
+
+  Kind kind = Kind::none;
+  std::string text = {};
+};
+
+/// Runs `action`. Returns the error that it throws.
 template <typename Action>
-std::string failure_of(const Action& action);
-/// Throws the error that failure_of() returned on rank `rank`: a UserError as UserError, any other error as
-/// TrainingError. The message names the rank unless it is -1. Does nothing if `failure` is empty.
-void throw_failure(const std::string& failure, int rank);
+Failure failure_of(const Action& action);
+
+/// Throws the failure of the lowest rank that has one. `failures`: by rank, encoded.
+void raise_first(const std::vector<std::string>& failures);
 
 /// Runs `action` on each rank. If it throws on one or more ranks, every rank throws the error of the lowest
 /// of these ranks. A collective.
@@ -29,28 +45,21 @@ void on_all_ranks(Communicator& communicator, const std::string& label, const Ac
 
 // ---
 
-namespace agreement {
-inline constexpr char kUsers = 'u';
-inline constexpr char kOther = '-';
-}  // namespace agreement
-
 template <typename Action>
-std::string failure_of(const Action& action) {
+Failure failure_of(const Action& action) {
   try {
     action();
   } catch (const UserError& error) {
-    return agreement::kUsers + std::string(error.what());
+    return {Failure::Kind::user, error.what()};
   } catch (const std::exception& error) {
-    return agreement::kOther + std::string(error.what());
+    return {Failure::Kind::other, error.what()};
   }
-  return "";
+  return {};
 }
 
 template <typename Action>
 void on_all_ranks(Communicator& communicator, const std::string& label, const Action& action) {
-  const std::vector<std::string> failures = exchange_texts(failure_of(action), communicator, label);
-  for (int rank = 0; rank < communicator.world_size(); ++rank)
-    throw_failure(failures[rank], communicator.world_size() > 1 ? rank : -1);
+  raise_first(exchange_texts(failure_of(action).encoded(), communicator, label));
 }
 
 }  // namespace zerorun

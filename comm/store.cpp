@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <iomanip>
 #include <map>
 #include <mutex>
-#include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
+#include "base/hexadecimal.h"
 #include "base/listening.h"
 #include "base/log.h"
 #include "base/process.h"
@@ -37,12 +36,6 @@ std::string keeper_of(const Environment& environment) {
 
 Seal seal_of(const Environment& environment) {
   return Seal(environment.job + "\n" + std::to_string(environment.world_size));
-}
-
-std::string hexadecimal(uint64_t number) {
-  std::ostringstream text;
-  text << std::hex << std::setw(16) << std::setfill('0') << number;
-  return text.str();
 }
 
 std::string this_process() {
@@ -70,7 +63,7 @@ Membership& membership_in(const Environment& environment, const Seal& seal) {
   static std::mutex mutex;
   static std::map<std::string, Membership> all;
   const std::string name = address_of(environment) + " " + environment.attempt + " " +
-                           hexadecimal(seal.job()) + " " + std::to_string(environment.rank) + " " +
+                           in_hexadecimal(seal.job()) + " " + std::to_string(environment.rank) + " " +
                            std::to_string(getpid());
   const std::lock_guard lock(mutex);
   return all[name];
@@ -116,8 +109,12 @@ void check_route(const Environment& environment, const Deadline& deadline) {
       route_to(environment.master_addr);
       return;
     } catch (const CommError& error) {
-      const std::string text = std::string(error.what()) +
-                               "; give an address of rank 0's host that this host knows (--master_addr)";
+      const std::string text =
+          std::string(error.what()) +
+          (is_loopback(environment.master_addr)
+               ? "; switch on this host's loopback interface (ip link set lo up), or give another address of "
+                 "rank 0's host (--master_addr)"
+               : "; give an address of rank 0's host that this host knows (--master_addr)");
       const auto next = Deadline::Clock::now() + kPause;
       if (next >= end) throw CommError(text);
       if (next < soon || warned) continue;
@@ -169,7 +166,7 @@ Connection open_connection(const Environment& environment, const Seal& seal, Hos
   options.isServer = options.multiTenant = hosting.hosts;
   const bool shares = hosting.hosts && !hosting.listening.is_open();
   if (hosting.listening.is_open()) options.masterListenFd = hosting.listening.release();
-  const std::string own = hexadecimal(seal.job());
+  const std::string own = in_hexadecimal(seal.job());
   auto opening = run_detached([environment, options, own, deadline]() -> Opened {
     return options.isServer ? host_store(environment, options, own)
                             : reach_store(environment, options, own, deadline);
@@ -195,7 +192,7 @@ Connection open_connection(const Environment& environment, const Seal& seal, Hos
 
 // Returns the value with which `process` claims its rank. It is unique to each call.
 std::string claim_of(const std::string& process) {
-  return hexadecimal(random_bits()) + " " + process;
+  return in_hexadecimal(random_bits()) + " " + process;
 }
 
 // Throws in the second process that claims a rank. The first process is not affected.
@@ -215,7 +212,7 @@ std::string prefix_of(const Environment& environment, const Seal& seal) {
   // torchrun's agent keeps its store across restarts of the ranks, so each attempt needs its own keys, as in
   // torch.distributed.
   const std::string attempt = environment.agent_store ? "/worker/attempt_" + environment.attempt + "/" : "";
-  return attempt + "zerorun/" + hexadecimal(seal.job()) + "/";
+  return attempt + "zerorun/" + in_hexadecimal(seal.job()) + "/";
 }
 
 JobStore store_over(const Connection& connection, const Environment& environment) {

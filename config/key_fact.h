@@ -13,7 +13,8 @@
 //   integer(".free_activation_threshold", "10485760", "smallest activation to free, in bytes").least(0),
 //
 // A key in a section that has no effect or is not supported inherits the section's status and reason, unless
-// its own row sets them.
+// its own row sets them. A section that will never be supported has one row of the type object, so that the
+// keys inside it are not checked.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +32,8 @@ enum class KeyType {
   text,
   choice,       // one of the texts in `choices`
   number_list,  // `length` numbers, or any number of them if `length` is 0
-  integer_list,
-  text_list,  // an array of texts, or a single text
-  object,     // an object whose keys are chosen by the user
+  text_list,    // an array of texts, or a single text
+  object,       // an object whose keys are not checked
   anything
 };
 
@@ -56,7 +56,6 @@ enum class KeyStatus {
 struct ValueRange {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
-  bool above_min = false;  // min itself is excluded
   bool below_max = false;  // max itself is excluded
 };
 
@@ -64,6 +63,7 @@ struct KeyFact {
   std::string_view path;  // in config/keys/ it may begin with a dot (see above)
   KeyType type = KeyType::section;
   std::string_view fallback = {};  // the default as JSON; empty: no default
+  std::string_view harmless = {};  // another value, as JSON, that asks for no more than the default
   std::string_view meaning = {};   // one line, for the schema and the reference page
   ValueRange range = {};
   int length = 0;             // required length of a number_list; 0: any
@@ -86,14 +86,15 @@ struct KeyFact {
   bool removed = false;          // DeepSpeed has removed the key after 0.19.6
   bool changes_result = false;   // not supported, and training without it gives different results
   /// If the key is a section: the name of the key in it that switches it on or off. While this switch has its
-  /// default (false or "none"), the section has no effect. If the key is an object: booleans of this name, at
-  /// any depth in it, are its switches. It has no effect unless one of them is true.
+  /// default (false or "none"), the section has no effect. Likewise for an object, whose switch has no row.
   std::string_view switch_key = {};
-  std::string_view false_means = {};  // section: the JSON object that `false` stands for
-  std::string_view advice = {};       // remedy for a wrong value or an unresolved "auto"
+  bool deep_switches = false;           // object: it is on if a switch at any depth in it is on
+  bool asks_if_present = false;         // object without a switch: even an empty one asks for the feature
+  std::string_view refused_parts = {};  // object: paths in it of objects that are refused while they are on
+  std::string_view false_means = {};    // section: the JSON object that `false` stands for
+  std::string_view advice = {};         // remedy for a wrong value or an unresolved "auto"
 
   constexpr bool is_integer() const { return type == KeyType::integer || type == KeyType::size; }
-  constexpr bool is_list() const { return type == KeyType::number_list || type == KeyType::integer_list; }
 
   // Defined before its first use, because clang otherwise cannot evaluate it in constant expressions.
   template <typename Member>
@@ -105,12 +106,12 @@ struct KeyFact {
 
   constexpr KeyFact range_of(double low, double high) const { return with(&KeyFact::range, {low, high}); }
   constexpr KeyFact least(double low) const { return with(&KeyFact::range, {.min = low}); }
-  constexpr KeyFact above(double low) const { return with(&KeyFact::range, {.min = low, .above_min = true}); }
   /// At least `low` and less than `high`.
   constexpr KeyFact from_below(double low, double high) const {
     return with(&KeyFact::range, {.min = low, .max = high, .below_max = true});
   }
   constexpr KeyFact of_length(int count) const { return with(&KeyFact::length, count); }
+  constexpr KeyFact or_harmless(std::string_view value) const { return with(&KeyFact::harmless, value); }
   constexpr KeyFact or_null() const { return with(&KeyFact::nullable, true); }
   constexpr KeyFact or_true() const { return with(&KeyFact::accepts_true, true); }
   constexpr KeyFact or_list() const { return with(&KeyFact::per_group, true); }
@@ -125,6 +126,11 @@ struct KeyFact {
   constexpr KeyFact nearest(std::string_view pairs) const { return with(&KeyFact::nearest_choices, pairs); }
   constexpr KeyFact for_types(std::string_view words) const { return with(&KeyFact::types, words); }
   constexpr KeyFact switched_by(std::string_view name) const { return with(&KeyFact::switch_key, name); }
+  constexpr KeyFact at_any_depth() const { return with(&KeyFact::deep_switches, true); }
+  constexpr KeyFact used_if_present() const { return with(&KeyFact::asks_if_present, true); }
+  constexpr KeyFact refused_parts_are(std::string_view paths) const {
+    return with(&KeyFact::refused_parts, paths);
+  }
   constexpr KeyFact or_false(std::string_view object) const { return with(&KeyFact::false_means, object); }
   constexpr KeyFact advise(std::string_view text) const { return with(&KeyFact::advice, text); }
 
@@ -173,8 +179,7 @@ struct Row {
   }
 };
 inline constexpr Row integer{KeyType::integer}, size{KeyType::size}, number{KeyType::number},
-    boolean{KeyType::boolean}, text{KeyType::text}, numbers{KeyType::number_list},
-    integers{KeyType::integer_list}, texts{KeyType::text_list};
+    boolean{KeyType::boolean}, text{KeyType::text}, numbers{KeyType::number_list}, texts{KeyType::text_list};
 
 /// For types whose values have no default.
 struct PlainRow {

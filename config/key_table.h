@@ -14,8 +14,7 @@ namespace zerorun::config {
 /// All rows. A section's row comes before the rows of its keys.
 const std::vector<const KeyFact*>& key_facts();
 
-/// The row of a key, by its path or by the path with its other name; null if there is none. Where a section's
-/// keys are chosen by the user, the path has "*" in their place.
+/// The row of a key, by its path or by the path with its other name; null if there is none.
 const KeyFact* find_key(std::string_view path);
 
 /// Like find_key(), for a path that must have a row.

@@ -26,7 +26,6 @@ constexpr TypeWords type_words[] = {
     {"text", "a text in double quotes", write_text, "string"},
     {"", "", "write one of them, or leave the key out", "string"},
     {"numbers", "numbers", write_list, "array"},
-    {"integers", "integers", write_list, "array"},
     {"texts", "an array of texts", write_text, "array string"},
     {"object", "an object", write_object, "object"},
     {"anything", "any value", "", ""},
@@ -57,11 +56,11 @@ std::string range_in_words(const ValueRange& range) {
   const bool has_min = std::isfinite(range.min);
   const bool has_max = std::isfinite(range.max);
   if (has_min && range.min == range.max) return number_text(range.min) + " only";
-  if (has_min && has_max && !range.above_min && !range.below_max) {
+  if (has_min && has_max && !range.below_max) {
     return "from " + number_text(range.min) + " to " + number_text(range.max);
   }
   std::string words;
-  if (has_min) words = (range.above_min ? "greater than " : "at least ") + number_text(range.min);
+  if (has_min) words = "at least " + number_text(range.min);
   if (has_min && has_max) words += " and ";
   if (has_max) words += (range.below_max ? "less than " : "at most ") + number_text(range.max);
   return words;
@@ -112,9 +111,10 @@ std::string status_in_words(const KeyFact& fact, std::string_view quote) {
 std::string switch_in_words(const KeyFact& fact, std::string_view quote) {
   if (fact.switch_key.empty()) return {};
   const std::string name = std::string(quote) + std::string(fact.switch_key) + std::string(quote);
-  if (fact.type == KeyType::object) return "an " + name + " in it is true";
-  const KeyFact& row = row_of(join_path(fact.path, fact.switch_key));
-  return name + (row.type == KeyType::boolean ? " is true" : " is other than " + std::string(row.fallback));
+  if (fact.deep_switches) return "an " + name + " in it is true";
+  const KeyFact* row = find_key(join_path(fact.path, fact.switch_key));
+  const bool is_boolean = !row || row->type == KeyType::boolean;
+  return name + (is_boolean ? " is true" : " is other than " + std::string(row->fallback));
 }
 
 std::string description_of(const KeyFact& fact, std::string_view quote) {

@@ -5,6 +5,7 @@
 
 #include "config/automatic.h"
 #include "config/key_words.h"
+#include "config/leftovers.h"
 #include "config/suggestion.h"
 #include "config/value_check.h"
 
@@ -17,7 +18,7 @@ enum class Switch { off, open, on };  // open: "auto" without a value yet
 struct Section {
   const Value& object;
   std::string path;       // path as the file spells it
-  std::string table;      // path in the key table, with "*" for a key chosen by the user
+  std::string table;      // path in the key table
   std::string type;       // for `params`: type of the optimizer or scheduler; empty: any
   bool reported = false;  // the status of the section as a whole has been reported
   Switch state = Switch::on;
@@ -27,22 +28,38 @@ bool is_section_of_types(std::string_view path) {
   return path == "optimizer.params" || path == "scheduler.params";
 }
 
-bool is_true(const Value& value) {
-  return value.boolean || value.text == "true";
+/// Whether the switch of an object is on. Its value has no row, so any value but these is taken as on. "auto"
+/// is off, because nothing fills it in.
+bool is_on(const Value* value) {
+  if (!value || value->kind == ValueKind::null || value->text == "false" || value->text == "auto")
+    return false;
+  return value->kind != ValueKind::boolean || value->boolean;
 }
 
 bool any_on(const Value& object, std::string_view switch_key) {
-  return std::ranges::any_of(object.members, [&](const DocumentMember& member) {
-    return (member.key == switch_key && is_true(member.value)) || any_on(member.value, switch_key);
-  });
+  return is_on(object.find(switch_key)) ||
+         std::ranges::any_of(object.members,
+                             [&](const DocumentMember& member) { return any_on(member.value, switch_key); });
 }
 
-/// Whether an object whose keys are chosen by the user enables a feature.
+/// Whether an object, whose keys are not checked, asks for its feature.
 bool is_used(const KeyFact& fact, const Value& value) {
-  if (value.kind != ValueKind::object) return true;
-  if (!fact.switch_key.empty()) return any_on(value, fact.switch_key);
+  if (value.kind != ValueKind::object || fact.asks_if_present) return true;
+  if (fact.deep_switches) return any_on(value, fact.switch_key);
+  if (!fact.switch_key.empty()) return is_on(value.find(fact.switch_key));
   const Value* enabled = value.find("enabled");
-  return !value.members.empty() && (!enabled || is_true(*enabled));
+  return !value.members.empty() && (!enabled || is_on(enabled));
+}
+
+/// The object at the path `part` in `object`, if it is on and so are all objects around it; else null.
+const Value* part_that_is_on(const Value& object, std::string_view switch_key, std::string_view part) {
+  const Value* inner = &object;
+  while (inner && is_on(inner->find(switch_key)) && !part.empty()) {
+    const auto end = std::min(part.find('.'), part.size());
+    inner = inner->find(part.substr(0, end));
+    part.remove_prefix(std::min(end + 1, part.size()));
+  }
+  return part.empty() && inner && is_on(inner->find(switch_key)) ? inner : nullptr;
 }
 
 class Reader {
@@ -65,11 +82,16 @@ class Reader {
   }
 
   void read_member(const Section& section, const DocumentMember& member) {
+    const std::string path = join_path(section.path, shortened(member.key));
+    if (const Leftover* leftover = find_leftover(section.table, member.key, member.value)) {
+      return diagnostics_.add_message(Severity::warning, member.key_at, path,
+                                      "has no effect: " + std::string(leftover->reason) + "; remove it");
+    }
     const KeyFact* fact = fact_of(section, member.key);
     if (!fact) return report_unknown(section, member);
-    const std::string path = join_path(section.path, shortened(member.key));
     if (fact->status == KeyStatus::replaced) {
-      return report_key(member, path, "the present name of the key", std::string(fact->reason), leftover());
+      return report_key(member, path, "the present name of the key", std::string(fact->reason),
+                        severity_of_ignored());
     }
     if (!section.type.empty() && !fact->types.empty() && !has_word(fact->types, section.type)) {
       return diagnostics_.report({member.key_at, path, "a parameter of " + section.type,
@@ -87,20 +109,19 @@ class Reader {
 
   const KeyFact* fact_of(const Section& section, const std::string& key) const {
     // A key with a dot could be confused with a path into another section.
-    if (key.empty() || key == "*" || key.find('.') != std::string::npos) return nullptr;
-    if (const KeyFact* fact = find_key(join_path(section.table, key))) return fact;
-    return find_key(join_path(section.table, "*"));
+    if (key.empty() || key.find('.') != std::string::npos) return nullptr;
+    return find_key(join_path(section.table, key));
   }
 
   /// The severity of keys that old DeepSpeed versions silently accepted.
-  Severity leftover() const { return options_.compat ? Severity::warning : Severity::error; }
+  Severity severity_of_ignored() const { return options_.compat ? Severity::warning : Severity::error; }
 
   void report_unknown(const Section& section, const DocumentMember& member) {
     // Searching for a suggestion takes time. So once no more diagnostics are kept, unknown keys are counted
     // as errors without a search.
     const bool heard = diagnostics_.keeps(Severity::error) && diagnostics_.keeps(Severity::warning);
     const Remedy remedy = heard ? unknown_key(section.table, member.key, member.value) : Remedy{"remove it"};
-    const Severity severity = remedy.meant || !heard ? Severity::error : leftover();
+    const Severity severity = remedy.meant || !heard ? Severity::error : severity_of_ignored();
     const std::string path = join_path(section.path, shortened(member.key));
     report_key(member, path, "a known key", remedy.text, severity);
     if (remedy.meant) read_misspelled(section, *remedy.meant, member.value, path);
@@ -291,10 +312,24 @@ class Reader {
     }
     if (fact.status == KeyStatus::supported || is_default(fact, value, meant)) return;
     if (fact.changes_result) {
-      const std::string usual = fact.fallback.empty() ? "no such key" : std::string(fact.fallback);
+      std::string usual = fact.fallback.empty() ? "no such key" : std::string(fact.fallback);
+      if (!fact.harmless.empty()) usual += " or " + std::string(fact.harmless);
       return refuse_feature(section, value, path, usual, fact);
     }
-    if (!section.reported) report_loss(fact, value, path, describe(value) + " ");
+    if (refuse_parts(section, fact, value, path) || section.reported) return;
+    report_loss(fact, value, path, fact.type == KeyType::object ? "" : describe(value) + " ");
+  }
+
+  /// Returns whether it has reported an error.
+  bool refuse_parts(const Section& section, const KeyFact& fact, const Value& value,
+                    const std::string& path) {
+    bool refused = false;
+    for_each_word(fact.refused_parts, [&](std::string_view part) {
+      const Value* used = part_that_is_on(value, fact.switch_key, part);
+      if (used) refuse_feature(section, *used, join_path(path, part), "no such key", fact);
+      refused = refused || used;
+    });
+    return refused;
   }
 
   /// Warns that a feature is not supported, or notes that a setting has no effect. `subject` is the value as
@@ -309,7 +344,10 @@ class Reader {
 
   static bool is_default(const KeyFact& fact, const Value& value, const SettingValue& meant) {
     if (fact.type == KeyType::object || fact.type == KeyType::anything) return !is_used(fact, value);
-    return !fact.fallback.empty() && meant == fallback_of(fact);
+    const auto is = [&](std::string_view value) {
+      return !value.empty() && meant == fallback_of(fact.with(&KeyFact::fallback, value));
+    };
+    return is(fact.fallback) || is(fact.harmless);
   }
 
   /// Reports an error for a feature that is not supported, or only a warning if the program may still switch

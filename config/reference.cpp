@@ -5,22 +5,25 @@
 
 #include "config/key_table.h"
 #include "config/key_words.h"
+#include "config/leftovers.h"
 
 namespace zerorun::config {
 namespace {
 
 constexpr std::string_view introduction = R"(# ds_config.json, key by key
 
-ZeroRun reads the same `ds_config.json` as DeepSpeed. This page lists every key and says what ZeroRun does with it. Any other
-key is an error, and the message suggests the key that was probably meant.
+ZeroRun reads the same `ds_config.json` as DeepSpeed. This page lists every key that ZeroRun reads and says what it does with
+it. Any other key is an error, and the message suggests the key that was probably meant. Two kinds of keys are an exception:
+the keys inside an *object*, such as `autotuning`, are not checked, and a few [leftovers](#leftovers) only get a warning.
 
 The page is generated from the table in `config/keys/`. After a change there, regenerate it with
 `zerorun config reference > docs/ds_config.md`.
 
 - `zerorun config check FILE` reports all errors, warnings and notes about a file.
 - `zerorun config show FILE` prints all settings and the origin of each value.
-- `schemas/ds_config.schema.json` is the same table as a JSON Schema. Editors use it to complete and check keys: name it in
-  the file as `"$schema"`, or in the settings of the editor.
+- `schemas/ds_config.schema.json` is the same table as a JSON Schema, for editors: they complete keys with it, and check the
+  type, the range and the words of each value. Name it in the file as `"$schema"`, or in the settings of the editor. It does not
+  know the rules between keys, and it objects to numbers and booleans in quotes: `check` has the last word.
 
 ## How to read the tables
 
@@ -34,8 +37,8 @@ The page is generated from the table in `config/keys/`. After a change there, re
 | true or false | in quotes (`"true"`) it gets a warning |
 | text | in double quotes |
 | texts | an array of texts, or a single text |
-| numbers, integers | an array of them |
-| object | an object whose keys you choose |
+| numbers | an array of numbers |
+| object | an object whose keys are not checked; of a feature that is not supported, only the switch is read |
 | or null | null has the same effect as leaving the key out |
 | `one` or `another` | one of these words, spelled exactly like this unless "in any case" is added |
 
@@ -59,7 +62,7 @@ The page is generated from the table in `config/keys/`. After a change there, re
 | supported; not supported: | the key is supported, but a run refuses the words that follow |
 | no effect | accepted with a note; it has no effect, for the given reason |
 | not supported | accepted, with a warning if the file asks for the feature; training gives the same results without it |
-| not supported, refused by a run | training would give different results without it, so only the default is accepted |
+| not supported, refused by a run | training would give different results without it, so only the default is accepted, and an object only if its feature is off |
 | old name of, old form of | accepted with a warning |
 | replaced | an error; the text says what to write instead |
 
@@ -124,7 +127,7 @@ std::string either_case(const KeyFact& row) {
 std::string value_in_words(const KeyFact& row) {
   std::string words = type_in_words(row);
   if (const std::string range = range_in_words(row.range); !range.empty()) {
-    words += (row.is_list() ? ", each " : ", ") + range;
+    words += (row.type == KeyType::number_list ? ", each " : ", ") + range;
   }
   if (!row.any_case.empty()) words += either_case(row);
   if (row.accepts_true) words += ", or true for 1";
@@ -199,10 +202,31 @@ std::string chapter(const KeyFact& fact, std::string_view heading) {
   return text;
 }
 
+constexpr std::string_view about_leftovers = R"(
+## Leftovers
+
+These keys are accepted with a warning, because they have no effect. They are settings of other programs, or of DeepSpeed
+versions in which they did nothing.
+
+| key | why it has no effect |
+| --- | --- |
+)";
+
+std::string leftovers_chapter() {
+  std::string text(about_leftovers);
+  for (const Leftover& leftover : leftovers()) {
+    const std::string where = leftover.section.empty() ? "" : " in " + code(leftover.section);
+    text += "| " + words_or(leftover.names, "`") + where + (leftover.only_false ? ": `false`" : "") + " | " +
+            std::string(leftover.reason) + " |\n";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string config_reference() {
   std::string page(introduction);
+  page += leftovers_chapter();
   page += "\n## Keys of the top level\n" + table_of("");
   for (const KeyFact* fact : facts_in("")) {
     if (fact->type == KeyType::section) page += chapter(*fact, "##");

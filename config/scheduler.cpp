@@ -3,9 +3,6 @@
 namespace zerorun::config {
 namespace {
 
-constexpr double warmup_decay_max_lr =
-    0.001;  // default of WarmupDecayLR; WarmupLR defaults to the optimizer's lr
-
 std::string param(std::string_view name) {
   return "scheduler.params." + std::string(name);
 }
@@ -23,6 +20,11 @@ void read(const Resolution& resolution, std::string_view name, PerGroup& target)
 Warmup read_warmup(const Resolution& resolution) {
   Warmup warmup;
   resolution.read(param("warmup_num_steps"), warmup.num_steps);
+  if (warmup.num_steps == 0) {
+    resolution.warn(param("warmup_num_steps"),
+                    "0 has the same effect as 2, the shortest warm-up; write 1 or 2");
+    warmup.num_steps = 1;
+  }
   if (resolution.settings.get<std::string>(param("warmup_type")) == "linear") {
     warmup.type = WarmupType::linear;
   }
@@ -78,8 +80,8 @@ WarmupLr read_warmup_lr(const Resolution& resolution, const std::string& type) {
 }
 
 WarmupDecayLr read_warmup_decay(const Resolution& resolution, const std::string& type) {
-  resolution.settings.derive(param("warmup_max_lr"), warmup_decay_max_lr);
   WarmupDecayLr schedule;
+  resolution.settings.derive(param("warmup_max_lr"), std::get<double>(schedule.max_lr));
   schedule.warmup = read_warmup(resolution);
   read(resolution, "warmup_min_lr", schedule.min_lr);
   read(resolution, "warmup_max_lr", schedule.max_lr);

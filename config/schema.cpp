@@ -1,14 +1,14 @@
 #include "config/schema.h"
 
+#include <cctype>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
 #include "config/key_table.h"
 #include "config/key_words.h"
-#include "config/schema_rules.h"
+#include "config/leftovers.h"
 
 namespace zerorun::config {
 namespace {
@@ -17,17 +17,14 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view about =
     "Configuration of a training run, read by DeepSpeed and by ZeroRun. Integers may be written as 5e8 or "
-    "2.0. Integers and booleans in double quotes are accepted with a warning. \"auto\", where a key accepts "
-    "it, stands for a value from the program, from the model or from the default. Keys that begin with _, # "
-    "or //, and comment, comments and $schema, are remarks. Unlike JSON, a file may have comments (//, # and "
-    "/* */) and trailing commas.";
+    "2.0. \"auto\", where a key accepts it, stands for a value from the program, from the model or from the "
+    "default. Keys that begin with _, # or //, and comment, comments and $schema, are remarks. Unlike JSON, "
+    "a "
+    "file may have comments (//, # and /* */) and trailing commas. The schema has the type, the range and "
+    "the "
+    "words of each key. `zerorun config check` also knows the rules between keys.";
 
 constexpr std::string_view remark_pattern = "^(_|#|//|comment$|comments$|\\$schema$)";
-
-// Matches keys chosen by the user. They must not contain dots, so that they cannot look like a path.
-constexpr std::string_view own_key_pattern = "^([^.*][^.]*|\\*[^.]+)$";
-
-constexpr int most_digits = 19;  // digits of a 64-bit integer, at most
 
 /// Returns whole numbers as integers, because 500000000 is easier to read than 500000000.0.
 Json number_of(double value) {
@@ -42,8 +39,7 @@ Json fallback_of_key(const KeyFact& fact) {
 }
 
 void add_range(const ValueRange& range, Json& schema) {
-  if (std::isfinite(range.min))
-    schema[range.above_min ? "exclusiveMinimum" : "minimum"] = number_of(range.min);
+  if (std::isfinite(range.min)) schema["minimum"] = number_of(range.min);
   if (std::isfinite(range.max))
     schema[range.below_max ? "exclusiveMaximum" : "maximum"] = number_of(range.max);
 }
@@ -55,34 +51,31 @@ void add_integer_range(const ValueRange& range, Json& schema) {
   if (!std::isfinite(range.max)) schema["maximum"] = std::numeric_limits<int64_t>::max();
 }
 
-/// Returns a regular expression that matches the integers from `low` (0 or 1) to `high`.
-std::string digits_up_to(int low, int high) {
-  const std::string last = "[0-" + std::to_string(high % 10) + "]";
-  if (high < 10) return low == high ? std::to_string(low) : "[" + std::to_string(low) + last.substr(2);
-  const int tens = high / 10;
-  const std::string fewer_tens = tens == 1 ? "" : "(" + digits_up_to(1, tens - 1) + ")[0-9]|";
-  return digits_up_to(low, 9) + "|" + fewer_tens + std::to_string(tens) + last;
-}
-
-/// Returns a regular expression that matches the non-negative integers in the key's range; empty if there are
-/// none.
-std::string digits_pattern(const KeyFact& fact) {
-  const ValueRange& range = fact.range;
-  ZR_CHECK(!range.above_min && !range.below_max, "no pattern for the range of " + std::string(fact.path));
-  ZR_CHECK(range.min <= 1, "no pattern for the range of " + std::string(fact.path));
-  const int low = range.min > 0 ? 1 : 0;
-  if (std::isfinite(range.max)) {
-    ZR_CHECK(range.max <= 1e6, "no pattern for a range as large as that of " + std::string(fact.path));
-    return range.max < low ? "" : digits_up_to(low, static_cast<int>(range.max));
-  }
-  const std::string more = "[1-9][0-9]{0," + std::to_string(most_digits - 1) + "}";
-  return low == 1 ? more : "0|" + more;
-}
-
 Json json_list(std::string_view words) {
   Json list = Json::array();
   for_each_word(words, [&](std::string_view word) { list.push_back(word); });
   return list;
+}
+
+std::string in_any_case(std::string_view word) {
+  std::string pattern;
+  for (const char c : word) {
+    const auto letter = static_cast<unsigned char>(c);
+    if (std::isalpha(letter)) {
+      pattern += {'[', static_cast<char>(std::toupper(letter)), static_cast<char>(std::tolower(letter)), ']'};
+    } else {
+      pattern += c;
+    }
+  }
+  return pattern;
+}
+
+/// Returns a regular expression that matches any of `words` in any case of its letters.
+std::string pattern_in_any_case(std::string_view words) {
+  std::string pattern;
+  for_each_word(words,
+                [&](std::string_view word) { pattern += (pattern.empty() ? "" : "|") + in_any_case(word); });
+  return "^(" + pattern + ")$";
 }
 
 void add_choices(const KeyFact& fact, Json& schema) {
@@ -93,7 +86,7 @@ void add_choices(const KeyFact& fact, Json& schema) {
   if (!any_case.empty()) {
     forms.push_back({{"description", "In any case of its letters."},
                      {"type", "string"},
-                     {"pattern", choice_pattern(fact, any_case)}});
+                     {"pattern", pattern_in_any_case(any_case)}});
   }
   if (fact.automatic != Automatic::nobody && !has_word(fact.choices, "auto")) {
     forms.push_back({{"enum", {"auto"}}});
@@ -109,17 +102,9 @@ void add_choices(const KeyFact& fact, Json& schema) {
 Json list_of_numbers(const KeyFact& fact) {
   Json items = {{"type", "number"}};
   add_range(fact.range, items);
-  if (fact.type == KeyType::integer_list) items["multipleOf"] = 1.0;
   Json schema = {{"items", std::move(items)}};
   if (fact.length > 0) schema["minItems"] = schema["maxItems"] = fact.length;
   return schema;
-}
-
-/// Returns a regular expression for integers or booleans that a file has in quotes. Empty if the key accepts
-/// neither.
-std::string texts_pattern(const KeyFact& fact) {
-  if (fact.type == KeyType::boolean) return "true|false";
-  return fact.is_integer() ? digits_pattern(fact) : "";
 }
 
 /// Adds the constraints on the value of a key that is not a section.
@@ -127,7 +112,6 @@ void add_value(const KeyFact& fact, Json& schema) {
   if (fact.type == KeyType::choice) return add_choices(fact, schema);
   if (fact.type == KeyType::anything) return;
   Json types = json_list(words_of(fact.type).json);
-  std::string texts = texts_pattern(fact);
   Json limits = Json::object();
   if (fact.is_integer()) {
     // The schema describes an integer as {"type": "number", "multipleOf": 1.0}. With "type": "integer" some
@@ -136,7 +120,7 @@ void add_value(const KeyFact& fact, Json& schema) {
     add_integer_range(fact.range, limits);
   } else if (fact.type == KeyType::number) {
     add_range(fact.range, limits);
-  } else if (fact.is_list()) {
+  } else if (fact.type == KeyType::number_list) {
     limits = list_of_numbers(fact);
   } else if (fact.type == KeyType::text_list) {
     limits["items"] = {{"type", "string"}};
@@ -152,15 +136,13 @@ void add_value(const KeyFact& fact, Json& schema) {
   }
   const bool any_text = fact.type == KeyType::text || fact.type == KeyType::text_list;
   if (fact.automatic != Automatic::nobody && !any_text) {
-    texts = texts.empty() ? "auto" : "auto|" + texts;
+    types.push_back("string");
+    limits["pattern"] = "^auto$";
     schema["examples"] = {"auto"};
   }
-  if (!texts.empty()) types.push_back("string");
   if (fact.nullable) types.push_back("null");
   schema["type"] = types.size() == 1 ? types.front() : types;
   schema.update(limits);
-  const bool several = texts.find('|') != std::string::npos;
-  if (!texts.empty()) schema["pattern"] = several ? "^(" + texts + ")$" : "^" + texts + "$";
 }
 
 Json section_schema(const KeyFact& fact, Json schema);
@@ -180,7 +162,6 @@ Json key_schema(const KeyFact& fact) {
     if (!fact.fallback.empty()) schema["default"] = fallback_of_key(fact);
     add_value(fact, schema);
   }
-  if (fact.changes_result && !has_outer_switch(fact)) schema.update(asks_for_nothing(fact));
   return schema;
 }
 
@@ -192,21 +173,31 @@ Json other_name_schema(const KeyFact& fact) {
   return schema;
 }
 
+/// Adds the keys of other programs that have no effect in this section.
+void add_leftovers(std::string_view section, Json& properties) {
+  for (const Leftover& leftover : leftovers()) {
+    if (leftover.section != section) continue;
+    for_each_word(leftover.names, [&](std::string_view name) {
+      Json& schema = properties[std::string(name)];
+      schema["deprecationMessage"] = sentence("no effect: " + std::string(leftover.reason));
+      if (!leftover.only_false) return;
+      schema.erase("not");  // the key's row accepts no value
+      schema["enum"] = {false};
+    });
+  }
+}
+
 void add_members(std::string_view section, Json& schema) {
   Json properties = Json::object();
   schema["patternProperties"][std::string(remark_pattern)] = Json::object();
   schema["additionalProperties"] = false;
   for (const KeyFact* fact : facts_in(section)) {
-    if (name_of(fact->path) == "*") {
-      schema["propertyNames"]["anyOf"] = {{{"pattern", remark_pattern}}, {{"pattern", own_key_pattern}}};
-      schema["additionalProperties"] = key_schema(*fact);
-      continue;
-    }
     properties[std::string(name_of(fact->path))] = key_schema(*fact);
     if (!fact->other_name.empty()) properties[std::string(fact->other_name)] = other_name_schema(*fact);
   }
+  const KeyFact* fact = find_key(section);
+  add_leftovers(fact && fact->status == KeyStatus::old_name ? fact->target : section, properties);
   if (!properties.empty()) schema["properties"] = std::move(properties);
-  for (Json& rule : section_rules(section)) schema["allOf"].push_back(std::move(rule));
 }
 
 Json section_schema(const KeyFact& fact, Json schema) {
@@ -227,9 +218,6 @@ std::string config_schema() {
   schema["title"] = "ds_config.json";
   schema["description"] = about;
   schema["type"] = "object";
-  schema["definitions"]["nothing_enabled"] = {
-      {"properties", {{"enabled", {{"not", {{"enum", {true, "true"}}}}}}}},
-      {"additionalProperties", {{"$ref", "#/definitions/nothing_enabled"}}}};
   add_members("", schema);
   return schema.dump(2) + "\n";
 }

@@ -1,5 +1,6 @@
 // Makes the JSON Schema (draft-07) of ds_config.json from the key table. Editors use the schema to complete
-// and check keys, and tests compare the reader with it. Pure function; any thread.
+// keys and to check the type, the range and the words of each value. It has none of the rules between keys,
+// which are in config/sections.h. Pure function; any thread.
 #pragma once
 
 #include <string>

@@ -24,12 +24,7 @@ struct Synonym {
   std::string_view section = "*";
 };
 
-constexpr std::string_view no_scale = "remove it: bf16 has the range of fp32 and needs no loss scale";
-
 constexpr Synonym synonyms[] = {
-    {"loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis min_loss_scale "
-     "dynamic_loss_scale loss_scaling",
-     "", no_scale, "bf16"},
     {"fp8 msamp", "",
      "write \"bf16\": {\"enabled\": true}, the narrowest dtype that keeps the range of fp32"},
     {"dynamic_loss_scale", "", "write \"loss_scale\": 0, for dynamic loss scaling", "fp16"},
@@ -124,8 +119,7 @@ std::string places_of_members(const Value& value) {
 /// value must fit it.
 bool can_mean(const KeyFact& fact, const Value& value) {
   const auto is_in_it = [&](const DocumentMember& member) {
-    return find_key(join_path(fact.path, member.key)) || find_key(join_path(fact.path, "*")) ||
-           !nearest(member.key, keys_of(fact.path)).empty();
+    return find_key(join_path(fact.path, member.key)) || !nearest(member.key, keys_of(fact.path)).empty();
   };
   if (fact.type != KeyType::section || value.members.empty()) return true;
   const std::span<const DocumentMember> members = value.members;

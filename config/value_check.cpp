@@ -13,9 +13,7 @@ namespace zerorun::config {
 namespace {
 
 bool within(const ValueRange& range, double value) {
-  const bool low = range.above_min ? value > range.min : value >= range.min;
-  const bool high = range.below_max ? value < range.max : value <= range.max;
-  return low && high;
+  return value >= range.min && (range.below_max ? value < range.max : value <= range.max);
 }
 
 /// Returns the range as a phrase that follows a noun: " of at least 1", " from 0 to 3".
@@ -33,10 +31,6 @@ bool is_text(const Value& value, std::string_view text) {
 /// Whether a tiny nonzero number in the file became 0 as a double.
 bool is_lost(const Value& value) {
   return value.kind == ValueKind::number && value.number == 0.0 && !is_written_zero(value.literal);
-}
-
-bool is_whole(const Value& value) {
-  return value.kind == ValueKind::number && read_integer(value.literal).outcome == IntegerOutcome::exact;
 }
 
 std::string found_of(const KeyFact& fact, const Value& value) {
@@ -120,19 +114,18 @@ std::optional<ValueCheck> check_numbers(const KeyFact& fact, const Value& value)
   const bool long_enough = fact.length == 0 || value.items.size() == static_cast<size_t>(fact.length);
   const bool no_group = fact.per_group && value.items.empty();
   if (!long_enough || no_group) return std::nullopt;
-  const bool integers = fact.type == KeyType::integer_list;
   std::vector<double> numbers;
   for (std::size_t i = 0; i < value.items.size(); ++i) {
     const Value& item = value.items[i];
-    if (!fits_number(fact, item) || (integers && !is_whole(item))) {
+    if (!fits_number(fact, item)) {
       ValueCheck check = refuse(fact, item);
       check.item = i;
-      check.expected = (integers ? "an integer" : "a number") + range_phrase(fact.range);
+      check.expected = "a number" + range_phrase(fact.range);
       return check;
     }
     numbers.push_back(item.number);
   }
-  return integers ? accept({}) : accept(std::move(numbers));
+  return accept(std::move(numbers));
 }
 
 /// Whether `value` fits a type whose values are not kept in settings.
@@ -154,7 +147,6 @@ std::optional<ValueCheck> check_by_type(const KeyFact& fact, const Value& value)
       if (fact.per_group && value.kind == ValueKind::array) return check_numbers(fact, value);
       return check_number(fact, value);
     case KeyType::number_list:
-    case KeyType::integer_list:
       return check_numbers(fact, value);
     case KeyType::text:
       return value.kind == ValueKind::string ? std::optional(accept(value.text)) : std::nullopt;
@@ -202,7 +194,7 @@ ValueCheck check_argument(const KeyFact& fact, const Arguments::mapped_type& arg
 std::string expected_of(const KeyFact& fact) {
   if (fact.type == KeyType::choice) return in_words(supported_choices(fact));
   const std::string words(words_of(fact.type).expected);
-  if (!fact.is_list()) {
+  if (fact.type != KeyType::number_list) {
     return words + range_phrase(fact.range) + (fact.per_group ? ", or an array of such numbers" : "");
   }
   const std::string each = range_phrase(fact.range).empty() ? "" : ", each" + range_phrase(fact.range);

@@ -17,7 +17,7 @@ struct DeepSpeedFacts {
   std::string precision;              // "fp32", "fp16" or "bf16"; empty if there is no ds_config
   std::string optimizer;              // ZeroRun's name for it: "AdamW"
   int64_t generation = 0;             // number of applied optimizer steps
-  checkpoint::RestartValues numbers;  // named as in engine/restart_items.h
+  checkpoint::RestartValues numbers;  // named as in engine/saving/restart_items.h
   std::string client_state;           // as JSON text
   std::vector<std::string> left_out;  // data that ZeroRun does not import, one phrase each
 };

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/hexadecimal.h"
 
 namespace zerorun::convert {
 namespace {
@@ -90,7 +91,7 @@ class JsonWriter {
       case PickleKind::global:
         return valid(value.text());
       case PickleKind::bytes:
-        return in_hexadecimal(value.text());
+        return digits_of(value.text());
       case PickleKind::list:
       case PickleKind::tuple:
       case PickleKind::set:
@@ -124,15 +125,9 @@ class JsonWriter {
         nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     return nlohmann::json::parse(quoted).get<std::string>();
   }
-  std::string in_hexadecimal(const std::string& bytes) {
+  std::string digits_of(const std::string& bytes) {
     count_bytes(bytes);
-    constexpr const char* kDigits = "0123456789abcdef";
-    std::string text;
-    for (const char byte : bytes) {
-      text += kDigits[static_cast<unsigned char>(byte) >> 4];
-      text += kDigits[static_cast<unsigned char>(byte) & 15];
-    }
-    return text;
+    return in_hexadecimal(bytes);
   }
   nlohmann::ordered_json of_items(const PickleValue& value, int depth) {
     auto items = nlohmann::ordered_json::array();

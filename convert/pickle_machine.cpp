@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/hexadecimal.h"
 
 namespace zerorun::convert {
 namespace {
@@ -37,9 +38,7 @@ class PickleMachine {
     throw UserError(place_ + ": the pickle " + what + " (at byte " + std::to_string(offset_) + ")");
   }
   [[noreturn]] void fail_opcode(char opcode) const {
-    constexpr const char* kDigits = "0123456789abcdef";
-    const auto code = static_cast<uint8_t>(opcode);
-    fail(std::string("has the opcode 0x") + kDigits[code >> 4] + kDigits[code & 15] +
+    fail("has the opcode 0x" + in_hexadecimal(std::string_view(&opcode, 1)) +
          ", which torch.save does not write for data: expected pickle protocol 2 to 5");
   }
 
@@ -122,13 +121,9 @@ class PickleMachine {
       push_integer(value);
       return;
     }
-    std::string text = "0x";
-    for (size_t index = bytes.size(); index-- > 0;) {
-      constexpr const char* kDigits = "0123456789abcdef";
-      text += kDigits[static_cast<uint8_t>(bytes[index]) >> 4];
-      text += kDigits[static_cast<uint8_t>(bytes[index]) & 15];
-    }
-    push_text(PickleKind::large_integer, std::move(text));
+    std::string from_highest;
+    for (size_t index = bytes.size(); index-- > 0;) from_highest += static_cast<char>(bytes[index]);
+    push_text(PickleKind::large_integer, "0x" + in_hexadecimal(from_highest));
   }
 
   bool run_number(char opcode) {

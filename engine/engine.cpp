@@ -16,13 +16,13 @@
 #include "comm/agreement.h"
 #include "comm/rendezvous.h"
 #include "device/dtypes.h"
-#include "engine/checkpoints.h"
 #include "engine/engine_state.h"
 #include "engine/hidden_size.h"
-#include "engine/offload.h"
 #include "engine/resolved_config.h"
+#include "engine/saving/checkpoints.h"
 #include "engine/schedules.h"
 #include "engine/setup.h"
+#include "engine/state_placement.h"
 #include "zero/interception.h"
 
 namespace zerorun {
@@ -156,8 +156,8 @@ Engine::~Engine() = default;
 void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_graph) {
   EngineState& state = *state_;
   check_outside_backward("engine.backward");
-  state.follow_failed_backward("engine.backward");
-  state.follow_marks("engine.backward");
+  state.held.follow_failed_backward("engine.backward");
+  state.held.follow_marks("engine.backward");
   state.check_trains("engine.backward");
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
     throw UserError("engine.backward(loss): expected a loss of one element that requires grad, found " +
@@ -171,17 +171,16 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
   // A scale beyond float32 becomes infinity: gradients overflow, so the step is skipped and the scale falls.
   if (scale > std::numeric_limits<float>::max()) scale = std::numeric_limits<double>::infinity();
-  state.reducer.start_backward(state.is_last_backward());
+  state.reducer.start_backward(state.progress.is_last_backward());
   try {
     loss.backward(at::full_like(loss, scale), retain_graph, create_graph);
     state.reducer.finish_backward();
   } catch (...) {
     state.reducer.abandon_backward();
-    state.backward_failed = true;
-    if (state.marks) state.marks->refuse();
+    state.held.note_failed_backward();
     throw;
   }
-  state.note_backward();
+  state.held.note_backward();
 }
 
 at::Tensor Engine::scale(const at::Tensor& loss) {
@@ -197,11 +196,7 @@ void Engine::zero_grad() {
   EngineState& state = *state_;
   state.check_not_failed("engine.zero_grad");
   check_outside_backward("engine.zero_grad");
-  state.drop_failed_backward();
-  state.drop_gradients();
-  if (!state.marks) return;
-  state.marks->clear();
-  state.marks->empty();
+  state.held.zero();
 }
 
 void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
@@ -211,55 +206,18 @@ void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
         "every "
         "step() updates");
   }
-  state_->boundary = is_boundary;
+  state_->progress.set_boundary(is_boundary);
 }
 
 void Engine::step() {
-  EngineState& state = *state_;
-  check_outside_backward("engine.step");
-  state.finish_open_step();
-  state.follow_failed_backward("engine.step");
-  state.follow_marks("engine.step");
-  state.check_before_step("engine.step");
-  state.optimizer->follow_program();
-  state.follow_schedule();
-  if (state.residency) state.residency->finish_iteration();
-  const bool updates = state.step_updates();
-  state.backwards = 0;
-  state.why_dropped.clear();
-  state.had_last_backward = false;
-  state.outcome.set_not_applied();
-  if (!updates) {
-    ++state.counts.micro;
-    return;
-  }
-
-  state.counts.micro = 0;
-  state.measure();
-  const bool knows = state.waits_for_facts();
-  if (knows) state.outcome.await_facts();
-  state.is_updating = true;  // stays true if something throws
-  if (state.outcome.applied() && state.optimizer->has_directions()) {
-    state.make_directions();
-    state.outcome.await_facts();
-  }
-  if (!knows || state.outcome.applied()) state.update();
-  state.is_updating = false;
-  ++state.counts.global;
-  state.reducer.start_window();
-  state.holds_gradients = false;
-  if (state.marks) state.marks->clear();
-  state.open_step = !knows;
-  if (!knows) return;
-  state.apply_outcome();
-  state.follow_schedule();
+  state_->step();
 }
 
 Engine::NoSync::NoSync(std::shared_ptr<EngineState> state) : state_(std::move(state)) {
-  ++state_->open_no_syncs;
+  state_->progress.open_no_sync();
 }
 Engine::NoSync::~NoSync() {
-  --state_->open_no_syncs;
+  state_->progress.close_no_sync();
 }
 Engine::NoSync Engine::no_sync() {
   return NoSync(state_);
@@ -267,7 +225,7 @@ Engine::NoSync Engine::no_sync() {
 
 std::filesystem::path Engine::save_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                               const CheckpointOptions& options) {
-  return zerorun::save_checkpoint(*state_, directory, tag, options, checkpoint::local_file_system());
+  return zerorun::save_checkpoint(*state_, directory, tag, options);
 }
 
 void Engine::wait_for_checkpoint() {
@@ -333,7 +291,7 @@ bool Engine::should_stop() const {
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
-  return state_->step_updates();
+  return state_->progress.step_updates();
 }
 
 std::vector<double> Engine::get_lr() const {
@@ -390,50 +348,11 @@ bool Engine::was_step_applied() const {
   return state_->outcome.applied();
 }
 int64_t Engine::global_steps() const {
-  return state_->counts.global;
+  return state_->progress.counts().global;
 }
 int64_t Engine::skipped_steps() const {
   state_->finish_open_step();
-  return state_->counts.skipped;
-}
-
-BytesByCategory Engine::bytes_by_category() const {
-  BytesByCategory bytes{.buckets = state_->reducer.buffer_bytes() + state_->optimizer->buffer_bytes(),
-                        .gathered = residency().resident_bytes};
-  for (const SliceFiles* slices : {state_->store.files(), state_->store.value_files()}) {
-    if (!slices) continue;
-    bytes.buckets += slices->files().buffer_bytes();
-    bytes.in_files += slices->files().file_bytes();
-  }
-  for (const NamedTensor& other : state_->unbucketed)
-    bytes.buffers += static_cast<int64_t>(other.tensor.nbytes());
-  auto category = [&](int bucket, StateKind kind) -> int64_t& {
-    switch (kind) {
-      case StateKind::value:
-        return bucket < state_->buckets.trained_count() ? bytes.parameters : bytes.buffers;
-      case StateKind::master:
-        return bytes.master;
-      case StateKind::gradient:
-        return bytes.gradients;
-      case StateKind::moment:
-        break;
-    }
-    return bytes.moments;
-  };
-  bytes.on_host = state_->states_on_host.bytes();
-  if (state_->host_update) bytes.on_host += state_->host_update->bytes();
-  state_->store.for_each([&](int bucket, const StateTensor& state) {
-    if (state_->states_on_host.has(state)) return;  // counted in states_on_host.bytes()
-    int64_t& where = state.home == Home::host ? bytes.on_host : category(bucket, state.kind);
-    where += state_->store.bytes(state);
-  });
-  return bytes;
-}
-
-double Engine::formula_bytes() const {
-  return model_state_bytes(state_->buckets.numel(), state_->buckets.whole_numel(),
-                           state_->buckets.numel_fetched(), state_->communicator->world_size(),
-                           state_->policy, state_->bytes_per_parameter());
+  return state_->progress.counts().skipped;
 }
 
 ResidencyReport Engine::residency() const {

@@ -13,10 +13,11 @@
 #include "base/log.h"
 #include "base/program.h"
 #include "comm/agreement.h"
-#include "engine/checkpoint_contents.h"
 #include "engine/memory_check.h"
 #include "engine/optimizer_groups.h"
+#include "engine/saving/checkpoint_contents.h"
 #include "engine/setup.h"
+#include "engine/state_placement.h"
 #include "optim/client_optimizer.h"
 #include "optim/whole_parameter_optimizers.h"
 
@@ -125,17 +126,14 @@ EngineState::EngineState(Model given_model, Config given_config,
                       ? std::make_unique<HostUpdate>(store, buckets, reducer, *communicator)
                       : nullptr),
       states_on_host(store, *communicator),
-      shard_states(store, host_update.get()),
+      shard_states(store, buckets, reducer, host_update.get(), policy, *communicator),
       optimizer(make_optimizer(options)),
       schedule(make_schedule(config, options, *optimizer, communicator->rank() == 0), options.lr_scheduler,
                *optimizer),
       timer(config.wall_clock_breakdown, communicator->device().streams()),
       outcome(buckets, reducer, *communicator, config.precision.communication),
-      passes(
-          reducer, [this] { return begin_plain_backward(); }, [this] { note_backward(); },
-          [this] {
-            if (marks) marks->refuse();
-          }),
+      progress(config),
+      held(reducer, buckets, progress, options.marks_gradients, [this] { return begin_plain_backward(); }),
       checkpoints(*communicator) {
   on_all_ranks(*communicator, "writing offloaded state", [&] { store.finish_generation(); });
   broadcast_others(parameters, *communicator);
@@ -143,7 +141,6 @@ EngineState::EngineState(Model given_model, Config given_config,
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
   schedule.ask(0);
   computes_only = options.computes_only;
-  if (options.marks_gradients) marks = std::make_unique<GradientMarks>(buckets.trained());
   if (residency) {
     residency->set_before_write([this](int bucket) { before_write(bucket); });
     residency->set_use_observer(&reducer);
@@ -158,8 +155,8 @@ EngineState::EngineState(Model given_model, Config given_config,
 
 void EngineState::before_write(int bucket) {
   if (bucket >= buckets.trained_count()) {
-    checkpoints.forget_published(name_of_file(bucket, communicator->rank()));
-    checkpoints.forget_published(name_of_value_slot(bucket, communicator->rank()));
+    checkpoints.frozen().set_outdated(name_of_file(bucket, communicator->rank()));
+    checkpoints.frozen().set_outdated(name_of_value_slot(bucket, communicator->rank()));
   }
   checkpoints.keep(bucket);
 }
@@ -175,9 +172,11 @@ EngineState::~EngineState() {
 }
 
 std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOptions& options) {
-  std::vector<Shard> shards = make_shards();
+  std::vector<Shard> shards = shard_states.shards();
   Device& device = host_update ? communicator->device().host() : communicator->device();
-  auto borrow = [this](const Shard& shard, const char* name) { return lend_moment(shard, name); };
+  auto borrow = [this](const Shard& shard, const char* name) {
+    return shard_states.lend_moment(shard, name);
+  };
   if (options.optimizer) {
     return make_client_optimizer(*options.optimizer, std::move(shards), borrow, device, shard_states);
   }
@@ -193,85 +192,20 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
   return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device, shard_states);
 }
 
-// Each rank updates slice by slice, also at stage 0, where it updates all slices. So all stages make the same
-// kernel calls, which give the same bits.
-std::vector<Shard> EngineState::make_shards() {
-  std::vector<Shard> shards;
-  shards_of_bucket.resize(buckets.trained_count());
-  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-    for (int rank = 0; rank < communicator->world_size(); ++rank) {
-      if (!policy.replicate_update && rank != communicator->rank()) continue;
-      for (int chunk = 0; chunk < store.chunks(bucket); ++chunk) {
-        shards.push_back(make_shard(bucket, rank, chunk));
-        shard_bucket.push_back(bucket);
-        ++shards_of_bucket[bucket];
-        shard_states.add(bucket, chunk);
-      }
-    }
+BackwardPasses::Start EngineState::begin_plain_backward() try {
+  held.follow_failed_backward("loss.backward");
+  held.follow_marks("loss.backward");
+  check_before_backward("loss.backward");
+  if (scaler && scaled_backwards == 0) {
+    throw UserError(
+        "loss.backward() under fp16 training without the loss scale: call engine.scale(loss).backward(), or "
+        "engine.backward(loss)");
   }
-  shards_to_update = shards_of_bucket;
-  return shards;
-}
-
-Shard EngineState::make_shard(int bucket, int rank, int chunk) {
-  const auto [begin, numel] = store.chunk_range(bucket, chunk);
-  auto part_of = [&, begin = begin, numel = numel](const char* name) {
-    const StateTensor& state = store.at(bucket, name);
-    return state.extent == Extent::slice ? store.chunk(bucket, state, chunk)
-                                         : store.slice(bucket, name, rank).narrow(0, begin, numel);
-  };
-  const bool has_master = buckets.has_master(bucket);
-  at::Tensor gradient, rounded;
-  if (host_update) {
-    gradient = reducer.on_host(bucket).narrow(0, begin, numel);
-    if (buckets.dtype() != Dtype::fp32) rounded = host_update->values(bucket).narrow(0, begin, numel);
-  } else {
-    gradient = part_of(kGradient);
-    if (has_master) rounded = part_of(kValue);
-  }
-  return {.values = part_of(has_master ? kMaster : kValue),
-          .gradient = std::move(gradient),
-          .rounded = std::move(rounded),
-          .group = buckets.layout(bucket).group,
-          .bucket = bucket,
-          .rank = rank,
-          .begin = begin};
-}
-
-// A moment covers what this rank updates: its slice, or the whole bucket.
-at::Tensor EngineState::lend_moment(const Shard& shard, const char* name) {
-  if (!store.has(shard.bucket, name)) {
-    const BucketLayout& layout = store.layout(shard.bucket);
-    const Extent extent = policy.replicate_update ? Extent::bucket : Extent::slice;
-    const int64_t numel = policy.replicate_update ? layout.numel : layout.slice_numel;
-    Device& device = communicator->device();
-    store.put(shard.bucket, StateKind::moment, name, extent,
-              host_update ? device.allocate_on_host(numel, at::kFloat) : device.allocate(numel, at::kFloat),
-              host_update ? Home::host : Home::device);
-  }
-  const StateTensor& state = store.at(shard.bucket, name);
-  if (state.home != Home::file) return store.slice(shard.bucket, name, shard.rank);
-  int chunk = 0;
-  while (store.chunk_range(shard.bucket, chunk).begin != shard.begin) ++chunk;
-  return state.chunks[chunk];
-}
-
-BytesPerParameter EngineState::bytes_per_parameter() const {
-  double master = 0;
-  double moments = 0;
-  store.for_each([&](int bucket, const StateTensor& state) {
-    if (state.home == Home::file || state.home == Home::host) return;
-    if (state.kind != StateKind::master && state.kind != StateKind::moment) return;
-    double& total = state.kind == StateKind::master ? master : moments;
-    for (int parameter : buckets.layout(bucket).parameters)
-      total +=
-          static_cast<double>(buckets.parameters()[parameter].tensor.numel() * state.memory.element_size());
-  });
-  const double numel = std::max<double>(1, static_cast<double>(buckets.numel()));  // all may be empty
-  return {.value = size_of(config.precision.training),
-          .gradient = size_of(reducer.gradient_dtype()),
-          .master = master / numel,
-          .moments = moments / numel};
+  const auto steps = static_cast<double>(config.batch.gradient_accumulation_steps);
+  return {.boundary = progress.is_last_backward(), .scale = static_cast<float>(1 / steps)};
+} catch (...) {
+  held.refuse_backward();
+  throw;
 }
 
 }  // namespace zerorun

@@ -176,7 +176,7 @@ std::vector<GatherScope::Replaced> GatherScope::take_replaced() {
     buckets.put_back(index);
     replaced.push_back({parameter.name, parameter.tensor.variable_data(), given});
   }
-  if (!replaced.empty() && state_->marks) state_->marks->hook_again();
+  if (!replaced.empty()) state_->held.hook_again();
   for (size_t position = 0; position < whole_.size(); ++position) {
     const at::Tensor& own = memory_of_whole_[position];
     const at::Tensor given = whole_[position].variable_data();

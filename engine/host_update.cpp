@@ -3,20 +3,19 @@
 #include <variant>
 
 #include "device/dtypes.h"
+#include "engine/state_placement.h"
 
 namespace zerorun {
 
 // False with Muon: it orthogonalizes whole matrices, which is work for the GPU, where the gradients are.
 bool updates_on_host(const Config& config, Device& device) {
   const bool is_muon = config.optimizer && std::holds_alternative<MuonConfig>(*config.optimizer);
-  return device.streams().asynchronous() && config.zero.stage > 0 && !is_muon &&
-         config.zero.offload_optimizer.device != OffloadDevice::none;
+  return device.streams().asynchronous() && !is_muon && home_of_states(config.zero) != OffloadDevice::none;
 }
 
 // False if the GPU updates the slices, because these stay in the GPU's memory.
 bool shards_off_gpu(const Config& config, Device& device) {
-  return updates_on_host(config, device) && config.zero.stage == 3 &&
-         config.zero.offload_param.device != OffloadDevice::none;
+  return updates_on_host(config, device) && home_of_parameters(config.zero) != OffloadDevice::none;
 }
 
 HostUpdate::HostUpdate(const SliceStore& store, const Buckets& buckets, const GradientReducer& reducer,

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "comm/agreement.h"
 #include "engine/optimizer_groups.h"
+#include "engine/state_placement.h"
 #include "optim/update_rule_of.h"
 #include "zero/stage.h"
 
@@ -69,15 +70,15 @@ std::string in_mib(int64_t bytes) {
 std::string remedy(const Config& config, const NeededMemory& needed) {
   if (needed.gathered > needed.total() / 4)
     return "gather fewer parameters at a time (zero_optimization.stage3_max_live_parameters), ";
-  const bool offloads = config.zero.stage > 0 && config.zero.offload_optimizer.device == OffloadDevice::nvme;
-  if (!offloads)
+  if (home_of_states(config.zero) != OffloadDevice::nvme)
     return "keep optimizer states in files (zero_optimization.offload_optimizer.device \"nvme\" at stages 1 "
            "to 3), ";
-  const OffloadParamConfig& param = config.zero.offload_param;
-  if (config.zero.stage == 3 && (param.device != OffloadDevice::nvme || param.max_in_cpu > 0))
+  const StagePolicy policy = policy_of(config.zero.stage);
+  const bool in_files = home_of_parameters(config.zero) == OffloadDevice::nvme;
+  if (policy.partition_parameters && (!in_files || config.zero.offload_param.max_in_cpu > 0))
     return "keep parameters in files (zero_optimization.offload_param.device \"nvme\", max_in_cpu 0) and "
            "gather few at a time (stage3_max_live_parameters), ";
-  if (config.zero.stage < 2) return "partition gradients (zero_optimization.stage 2), ";
+  if (!policy.reduce_every_backward) return "partition gradients (zero_optimization.stage 2), ";
   return "";
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/checksums.h"
 #include "comm/agreement.h"
 #include "device/dtypes.h"
 #include "optim/whole_parameter_optimizers.h"
@@ -175,11 +177,8 @@ at::Tensor place_like(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
 
-// FNV-1a: only has to detect accidental differences, and to be the same in every process.
 int64_t fingerprint(const std::string& text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (unsigned char byte : text) hash = (hash ^ byte) * 1099511628211ULL;
-  return static_cast<int64_t>(hash >> 1);
+  return static_cast<int64_t>(checkpoint::checksum_of(std::as_bytes(std::span(text))) >> 1);
 }
 
 int own_group(int given, const std::string& name, const at::Tensor& tensor, const Config& config) {

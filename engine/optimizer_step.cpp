@@ -1,5 +1,6 @@
 // One optimizer step: the norm of the gradients, the update, and the reaction to the step's outcome.
 #include <exception>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -14,6 +15,38 @@ constexpr int64_t kStepsPerBreakdown = 10;  // when steps_per_print is absent
 
 }  // namespace
 
+void EngineState::step() {
+  check_outside_backward("engine.step");
+  finish_open_step();
+  held.follow_failed_backward("engine.step");
+  held.follow_marks("engine.step");
+  check_before_step("engine.step");
+  optimizer->follow_program();
+  follow_schedule();
+  if (residency) residency->finish_iteration();
+  const bool updates = progress.step_updates();
+  held.end_micro_step();
+  outcome.set_not_applied();
+  if (!updates) return progress.end_micro_step();
+
+  progress.end_window();
+  measure();
+  const bool knows = waits_for_facts();
+  if (knows) outcome.await_facts();
+  progress.start_update();
+  if (outcome.applied() && optimizer->has_directions()) {
+    make_directions();
+    outcome.await_facts();
+  }
+  if (!knows || outcome.applied()) update();
+  progress.end_update();
+  held.end_window();
+  open_step = !knows;
+  if (!knows) return;
+  apply_outcome();
+  follow_schedule();
+}
+
 void EngineState::measure() {
   {  // if a disk has failed, this rank throws here, before any rank updates
     StepTimer::Scope scope(timer, Phase::update);
@@ -21,11 +54,11 @@ void EngineState::measure() {
   }
   {
     StepTimer::Scope scope(timer, Phase::reduction);
-    const auto notices = reducer.finish_window(window_notice());
-    held_since = {};
+    const auto notices = reducer.finish_window(held.notice());
+    held.forget_drops();
     should_stop = notices.stops > 0 || should_stop;
     if (!notices.same_drops) {
-      discard_gradients();
+      held.discard();
       throw UserError(
           "engine.step(): some ranks have dropped gradients since the last optimizer step, and others have "
           "not, or at other micro-steps: all ranks must call zero_grad() (or set grad() to None) at the same "
@@ -69,12 +102,12 @@ void EngineState::update() {
   }
   buckets.follow_writes();
   const bool gathers = !policy.replicate_update && communicator->world_size() > 1;
-  shards_to_update = shards_of_bucket;
+  shard_states.start_update();
   optimizer->step(outcome.facts(host_update || optimizer->reads_facts()), [&](int shard) {
-    const int bucket = shard_bucket[shard];
-    if (--shards_to_update[bucket] > 0) return;
-    if (host_update) host_update->send_to_gpu(bucket);
-    if (residency) residency->finish_update(bucket, gathers);
+    const std::optional<int> bucket = shard_states.note_updated(shard);
+    if (!bucket) return;
+    if (host_update) host_update->send_to_gpu(*bucket);
+    if (residency) residency->finish_update(*bucket, gathers);
   });
   shard_states.finish_update();
   // Raw access needs the new values. If no gather waits for their copy to the GPU, the program's stream must
@@ -87,7 +120,7 @@ void EngineState::apply_outcome() {
   if (outcome.applied()) {
     schedule.note_applied();
   } else {
-    ++counts.skipped;
+    progress.note_skipped();
   }
   follow_loss_scale();
   report_time();
@@ -105,7 +138,8 @@ void EngineState::follow_loss_scale() {
   const double before = loss_scale();
   const bool goes_on = !scaler || scaler->update(!outcome.applied());
   if (outcome.applied()) return;
-  const std::string what = "step " + std::to_string(counts.global) + " skipped: " + outcome.not_finite();
+  const std::string what =
+      "step " + std::to_string(progress.counts().global) + " skipped: " + outcome.not_finite();
   if (!goes_on) {
     throw TrainingError(what + ", and the loss scale is at its minimum, fp16.min_loss_scale " +
                         c10::str(before) +
@@ -115,7 +149,7 @@ void EngineState::follow_loss_scale() {
   }
   if (communicator->rank() != 0) return;
   std::string rest = "; parameters, optimizer and schedule stay as they were (" +
-                     std::to_string(counts.skipped) + " skipped so far)";
+                     std::to_string(progress.counts().skipped) + " skipped so far)";
   if (scaler && scaler->scale() != before) {
     rest += c10::str(", the loss scale goes from ", before, " to ", scaler->scale());
   } else if (scaler) {
@@ -127,8 +161,8 @@ void EngineState::follow_loss_scale() {
 void EngineState::report_time() {
   if (communicator->rank() != 0) return;
   const int64_t interval = config.steps_per_print.value_or(kStepsPerBreakdown);
-  if (timer.enabled() && counts.global % interval == 0) {
-    log_info("step " + std::to_string(counts.global) + ": " + timer.report(interval));
+  if (timer.enabled() && progress.counts().global % interval == 0) {
+    log_info("step " + std::to_string(progress.counts().global) + ": " + timer.report(interval));
   }
 }
 

@@ -70,7 +70,7 @@ at::Tensor ParameterStates::gather(int parameter, const at::Tensor& own, const s
 
 std::vector<std::string> ParameterStates::names(const at::Tensor& parameter) const {
   check_outside_backward("ParameterStates::names");
-  state_->follow_marks("ParameterStates::names");
+  state_->held.follow_marks("ParameterStates::names");
   state_->check_no_step_is_open("ParameterStates::names");
   std::vector<std::string> names;
   const std::optional<int> index = find(parameter);
@@ -105,10 +105,10 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
 int ParameterStates::find_complete_gradient(const at::Tensor& parameter, const std::string& call) const {
   EngineState& state = *state_;
   check_outside_backward("ParameterStates::" + call);
-  state.follow_failed_backward("ParameterStates::" + call);
-  state.follow_marks("ParameterStates::" + call);
+  state.held.follow_failed_backward("ParameterStates::" + call);
+  state.held.follow_marks("ParameterStates::" + call);
   state.check_before_step("ParameterStates::" + call);
-  if (!state.step_updates()) {
+  if (!state.progress.step_updates()) {
     throw UserError(
         "a parameter's gradient is whole only after the last backward() before an optimizer step: call " +
         call + "() where is_gradient_accumulation_boundary() is true");

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "comm/agreement.h"
-#include "engine/save_checks.h"
+#include "engine/saving/save_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;

@@ -17,7 +17,7 @@ void check_outside_backward(const std::string& call) {
 }
 
 void EngineState::check_not_failed(const std::string& call) const {
-  if (is_updating) {
+  if (progress.update_failed()) {
     throw UserError(
         call + "() after a step() that threw: some parameters are updated and others are not; end the run");
   }
@@ -27,7 +27,7 @@ void EngineState::check_before_backward(const std::string& call) const {
   check_trains(call);
   check_not_failed(call);
   check_states_are_here(call);
-  if (!is_declared_last() || !had_last_backward) return;
+  if (!progress.is_declared_last() || !held.had_last_backward()) return;
   throw UserError(call +
                   "(): a second backward before step(), after set_gradient_accumulation_boundary(true) has "
                   "declared the previous one the last: call it with false until the last backward");
@@ -57,8 +57,8 @@ void EngineState::check_states_are_here(const std::string& call) const {
 
 void EngineState::check_between_steps(const std::string& call) {
   check_outside_backward(call);
-  follow_failed_backward(call);
-  follow_marks(call);
+  held.follow_failed_backward(call);
+  held.follow_marks(call);
   check_no_step_is_open(call);
 }
 
@@ -68,7 +68,7 @@ void EngineState::check_no_step_is_open(const std::string& call) const {
     throw UserError(call + "() inside a GatheredParameters scope: end the scope first");
   }
   check_in_place();
-  if (backwards > 0) {
+  if (held.backwards() > 0) {
     throw UserError(call + "() between backward() and step(): call it after step()");
   }
 }
@@ -96,7 +96,7 @@ void EngineState::check_before_step(const std::string& call) const {
   check_trains(call);
   check_not_failed(call);
   check_states_are_here(call);
-  if (open_no_syncs > 0) {
+  if (progress.in_no_sync()) {
     throw UserError(call +
                     "() inside a no_sync() scope, where gradients are not reduced: end the scope before the "
                     "last backward()");
@@ -116,7 +116,8 @@ void EngineState::check_before_step(const std::string& call) const {
     }
   }
   for (const NamedParameter& parameter : buckets.trained()) {
-    if (marks || !parameter.tensor.grad().defined()) continue;  // follow_marks() looks at marked ones
+    if (held.has_marks() || !parameter.tensor.grad().defined())
+      continue;  // follow_marks() looks at marked ones
     throw UserError(call + "(): the program has set grad() of parameter " + parameter.name +
                     ", which has no effect on the engine: leave it empty, and change gradients with "
                     "ParameterStates::write_gradient() (Python: zerorun.utils.safe_set_full_grad())");
@@ -134,9 +135,9 @@ void EngineState::check_before_step(const std::string& call) const {
         "all gradients with engine.zero_grad(), and run no backward in the GatheredParameters "
         "scope");
   }
-  if (backwards > 0) return;
+  if (held.backwards() > 0) return;
   throw UserError(call + "() without an earlier backward that reached a parameter of the model" +
-                  why_dropped);
+                  held.why_dropped());
 }
 
 }  // namespace zerorun

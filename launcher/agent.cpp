@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/listening.h"
+#include "base/printable.h"
 #include "launcher/agent_link.h"
 #include "launcher/console.h"
 #include "launcher/gpu_question.h"
@@ -119,6 +120,23 @@ NodeResult run_ranks(AgentLink& link, const NodeOrder& order, JobOutput* console
   return {ended_by_others ? 1 : exit_code, job.interrupted_by().value_or(0)};
 }
 
+// A name may become known late, when a scheduler starts the first launcher's host.
+UniqueFd connect_to_first(const JoinPlan& plan, const Seal& ticket, Clock::time_point deadline) {
+  const std::string reason = plan.reason.empty() ? "" : "; this launcher joins because it " + plan.reason;
+  const auto tell = [&](const std::string& problem) {
+    const auto left = std::chrono::duration_cast<std::chrono::seconds>(deadline - Clock::now()).count();
+    const std::string text =
+        problem + reason + "; this launcher tries again for " + std::to_string(left) + " s (--timeout)";
+    std::fprintf(stderr, "zerorun: %s\n", printable(text).c_str());
+  };
+  try {
+    return connect_to_launcher(
+        plan.addresses, plan.port, ticket, deadline, [] { return true; }, tell);
+  } catch (const Error& error) {
+    throw Error(error.what() + reason);
+  }
+}
+
 // Sends an error of this host to the launcher, which reports it. Also reports it on `console`, if there is
 // one.
 template <typename Run>
@@ -172,8 +190,7 @@ int run_agent_command(int argc, char** argv) {
 int join_job(const JoinPlan& plan, int argc, char** argv) {
   const auto deadline = Clock::now() + plan.timeout;
   const Seal ticket(plan.ticket);
-  AgentLink link(
-      FrameSocket(connect_to_launcher(plan.addresses, plan.port, ticket, deadline, [] { return true; })));
+  AgentLink link(FrameSocket(connect_to_first(plan, ticket, deadline)));
   link.send(FrameType::hello, encode(plan.hello));
   NodeOrder order = plan.order;
   order.node = decode<NodeOrder>(link.wait_for(FrameType::order, deadline, "the order for this host")).node;

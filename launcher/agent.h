@@ -33,6 +33,7 @@ struct JoinPlan {
   NodeOrder order;  // all but the node's number: what this launcher's own command line says
   std::chrono::milliseconds timeout;
   bool quiet = false;
+  std::string reason = {};  // why this launcher joins although it is on the endpoint's host; else empty
 };
 
 /// Runs the ranks of this host and prints their output here. Takes over only the node's number and the

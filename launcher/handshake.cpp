@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/hexadecimal.h"
 
 namespace zerorun::launcher {
 namespace {
@@ -23,11 +24,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kGreeting = "zerorun agent 1\n";
-constexpr const char* kNotTheLauncher = "no launcher of this job answers there";
 constexpr size_t kNumber = 16;
 constexpr size_t kCode = sizeof(uint64_t);
 constexpr std::chrono::seconds kPatience(5);  // for one greeting
 constexpr std::chrono::milliseconds kRetry(200);
+constexpr std::chrono::seconds kQuietWait(5);  // an attempt may take as long
 
 std::string random_number() {
   std::string bytes(kNumber, '\0');
@@ -66,26 +67,17 @@ std::optional<std::string> receive(int fd, size_t size, Clock::time_point deadli
   return bytes;
 }
 
-// If the result is not open, `failure` says why.
-UniqueFd connect_to(const addrinfo& address, Clock::time_point deadline, std::string& failure) {
-  UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+// Returns 0, or the error.
+int connect_to(UniqueFd& fd, const addrinfo& address, Clock::time_point deadline) {
+  fd = UniqueFd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.is_open()) return errno;
+  if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) return 0;
+  if (errno != EINPROGRESS) return errno;
+  if (!wait_for(fd.get(), POLLOUT, deadline)) return ETIMEDOUT;
   int error = 0;
-  if (!fd.is_open()) {
-    error = errno;
-  } else if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
-    error = errno;
-    if (error == EINPROGRESS) {
-      socklen_t size = sizeof error;
-      if (!wait_for(fd.get(), POLLOUT, deadline)) {
-        error = ETIMEDOUT;
-      } else {
-        ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-      }
-    }
-  }
-  if (error == 0) return fd;
-  failure = std::strerror(error);
-  return {};
+  socklen_t size = sizeof error;
+  ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  return error;
 }
 
 bool greet(int fd, const Seal& ticket, Clock::time_point deadline) {
@@ -98,41 +90,60 @@ bool greet(int fd, const Seal& ticket, Clock::time_point deadline) {
   return send_all(fd, code(ticket, "agent", numbers));
 }
 
+// What is at an address instead of the launcher. The later ones say more.
+enum class Found { no_name, no_way, no_listener, stranger };
+
 struct Attempt {
   UniqueFd fd;
   std::string failure;  // if `fd` is not open
-  bool name_known = true;
+  Found found = Found::no_name;
 };
 
 Attempt try_address(const std::string& name, int port, const Seal& ticket) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0) return {{}, gai_strerror(error), false};
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(found, freeaddrinfo);
-  std::string failure;
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+  addrinfo* addresses = nullptr;
+  const int unknown = getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &addresses);
+  if (unknown != 0) return {{}, gai_strerror(unknown), Found::no_name};
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(addresses, freeaddrinfo);
+  Attempt attempt;
+  for (const addrinfo* one = addresses; one != nullptr; one = one->ai_next) {
     const Clock::time_point deadline = Clock::now() + kPatience;
-    UniqueFd fd = connect_to(*one, deadline, failure);
-    if (!fd.is_open()) continue;
-    if (greet(fd.get(), ticket, deadline)) return {std::move(fd), {}};
-    failure = kNotTheLauncher;
+    UniqueFd fd;
+    const int error = connect_to(fd, *one, deadline);
+    if (error == 0 && greet(fd.get(), ticket, deadline)) return {std::move(fd), {}, Found::stranger};
+    const Found found = error == 0              ? Found::stranger
+                        : error == ECONNREFUSED ? Found::no_listener
+                                                : Found::no_way;
+    if (found < attempt.found) continue;
+    attempt.failure = error == 0 ? "no launcher of this job answers there" : std::strerror(error);
+    attempt.found = found;
   }
-  return {{}, failure};
+  return attempt;
+}
+
+const char* remedy_for(Found found) {
+  switch (found) {
+    case Found::no_name:
+      return "this host does not know the name: give an address of the first launcher's host that it knows";
+    case Found::no_way:
+      return "a firewall between the hosts must let this port through, and --master_addr, --rdzv_endpoint or "
+             "the hostfile must name an address that this host reaches";
+    case Found::no_listener:
+      return "nothing listens there, or a firewall refuses: the first launcher has not started yet or has "
+             "ended, or the address is another host's (--master_addr, --rdzv_endpoint, the hostfile)";
+    case Found::stranger:
+      break;
+  }
+  return "what listens there belongs to another job or another program; give all launchers of a job the same "
+         "ZERORUN_JOB, --rdzv_id and port";
 }
 
 }  // namespace
 
 std::string random_token() {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const char byte : random_number()) {
-    text += kDigits[static_cast<unsigned char>(byte) >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
+  return in_hexadecimal(random_number());
 }
 
 AgentGreeting::AgentGreeting(UniqueFd fd, const Seal& ticket)
@@ -171,32 +182,31 @@ UniqueFd AgentGreeting::take() {
 }
 
 UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port, const Seal& ticket,
-                             Clock::time_point deadline, const std::function<bool()>& is_wanted) {
-  std::string failures;
-  bool reached = false;  // by a connection that another program answered
-  bool known = false;    // a name
+                             Clock::time_point deadline, const std::function<bool()>& is_wanted,
+                             const std::function<void(const std::string&)>& tell_of_wait) {
+  const Clock::time_point told_at = Clock::now() + kQuietWait;
+  bool told = !tell_of_wait;
+  bool met_stranger = false;  // in any attempt
+  std::string problem;
   do {
-    failures.clear();
-    known = false;
+    std::string failures;
+    Found found = met_stranger ? Found::stranger : Found::no_name;
     for (const std::string& address : addresses) {
       Attempt attempt = try_address(address, port, ticket);
       if (attempt.fd.is_open()) return std::move(attempt.fd);
-      reached = reached || attempt.failure == kNotTheLauncher;
-      known = known || attempt.name_known;
+      found = std::max(found, attempt.found);
       failures +=
           (failures.empty() ? "" : "; ") + address + ":" + std::to_string(port) + ": " + attempt.failure;
     }
+    met_stranger = found == Found::stranger;
+    problem = "the launcher of the job (" + failures + "): " + remedy_for(found);
+    if (!told && Clock::now() >= told_at && Clock::now() < deadline) {
+      told = true;
+      tell_of_wait("cannot connect yet to " + problem);
+    }
     std::this_thread::sleep_for(kRetry);
   } while (Clock::now() < deadline && is_wanted());
-  throw NoLauncher(
-      "cannot connect to the launcher of the job (" + failures + "): " +
-      (reached
-           ? "what listens there belongs to another job or another program; give all launchers of a job the "
-             "same ZERORUN_JOB, --rdzv_id and port"
-       : known
-           ? "a firewall between the hosts must let this port through, and --master_addr, "
-             "--rdzv_endpoint or the hostfile must name an address that this host reaches"
-           : "this host does not know the name: give an address of the first launcher's host that it knows"));
+  throw Error("cannot connect to " + problem);
 }
 
 }  // namespace zerorun::launcher

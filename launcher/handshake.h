@@ -12,16 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "base/seal.h"
 #include "base/unique_fd.h"
 
 namespace zerorun::launcher {
-
-/// Thrown if no launcher of the job can be reached.
-struct NoLauncher : Error {
-  using Error::Error;
-};
 
 /// A secret of 128 bits that no process outside of the job can guess.
 std::string random_token();
@@ -55,10 +49,12 @@ class AgentGreeting {
 };
 
 /// The agent's side: connects to the first of `addresses` where a launcher with this ticket listens on
-/// `port`. Tries again until `deadline`, and while `is_wanted` returns true. Throws NoLauncher naming the
-/// addresses and what was found there.
+/// `port`. Tries again until `deadline`, and while `is_wanted` returns true. Throws Error naming the
+/// addresses, what was found there, and the remedy. `tell_of_wait`, unless it is empty, gets the same text,
+/// without an end, once after 5 s.
 UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port, const Seal& ticket,
                              std::chrono::steady_clock::time_point deadline,
-                             const std::function<bool()>& is_wanted);
+                             const std::function<bool()>& is_wanted,
+                             const std::function<void(const std::string&)>& tell_of_wait = {});
 
 }  // namespace zerorun::launcher

@@ -1,6 +1,5 @@
 #include "launcher/hostfile.h"
 
-#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <set>
@@ -8,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/small_file.h"
+#include "launcher/host_name.h"
 
 namespace zerorun::launcher {
 namespace {
@@ -15,24 +15,6 @@ namespace {
 constexpr std::string_view kSlots = "slots=";
 constexpr size_t kMostHostfileBytes = 16 << 20;
 constexpr size_t kMostHosts = 1 << 16;
-
-// A name that starts with '-' would be an option of ssh.
-bool can_be_host(const std::string& name) {
-  return !name.starts_with("-") && name.find_first_of("@,:;'\"`$()<>|&*?!\\[]{}^/") == std::string::npos;
-}
-
-// ssh accepts `user@host`, and an IPv6 address has colons.
-bool is_host(const std::string& name) {
-  const size_t at = name.find('@');
-  const std::string host = at == std::string::npos ? name : name.substr(at + 1);
-  const std::string user = at == std::string::npos ? "user" : name.substr(0, at);
-  const bool address = std::count(host.begin(), host.end(), ':') > 1;
-  return !host.empty() && !host.starts_with("-") && !user.empty() && can_be_host(user) &&
-         (address ? host.find_first_not_of(
-                        "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ:.%_-") ==
-                        std::string::npos
-                  : can_be_host(host));
-}
 
 }  // namespace
 

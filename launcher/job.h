@@ -35,8 +35,8 @@ struct JobPlan {
   int first_rank = 0;                                  // of this host
   uint32_t world_size = 1;                             // ranks of the whole job
   UniqueFd listening;                                  // socket for rank 0, named in its environment
-  std::chrono::milliseconds grace{3000};               // between SIGTERM and SIGKILL after an interruption
-  std::chrono::milliseconds failure_grace{3000};       // between SIGTERM and SIGKILL after a rank has failed
+  std::chrono::milliseconds grace{0};                  // between SIGTERM and SIGKILL after an interruption
+  std::chrono::milliseconds failure_grace{0};          // between SIGTERM and SIGKILL after a rank has failed
   bool reports_failure = true;                         // false: the launcher of the whole job reports it
   std::vector<std::string> folders;                    // where ranks may write, for the report of a failure
   RankLogs logs;

@@ -4,8 +4,6 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cmath>
 #include <csignal>
@@ -28,6 +26,7 @@
 #include "launcher/gpu_question.h"
 #include "launcher/guardian.h"
 #include "launcher/handshake.h"
+#include "launcher/host_name.h"
 #include "launcher/hostfile.h"
 #include "launcher/job.h"
 #include "launcher/job_placement.h"
@@ -75,28 +74,6 @@ enum class Part {
   first,   // the user has started a launcher on each host: this one waits for the others
   joins,   // the user has started a launcher on each host: this one joins the first one
 };
-
-struct Endpoint {
-  std::string address;
-  int port = kDefaultPort;
-};
-
-Endpoint parse_endpoint(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  // An IPv6 address without a port has several colons and no bracket.
-  const bool has_port = colon != std::string::npos && (text.find(':') == colon || text[colon - 1] == ']');
-  Endpoint endpoint{has_port ? text.substr(0, colon) : text};
-  if (endpoint.address.starts_with('['))
-    endpoint.address = endpoint.address.substr(1, endpoint.address.find(']') - 1);
-  if (!has_port) return endpoint;
-  const std::string digits = text.substr(colon + 1);
-  endpoint.port =
-      digits.size() <= 5 && !digits.empty() && std::ranges::all_of(digits, ::isdigit) ? std::stoi(digits) : 0;
-  if (endpoint.port == 0 || endpoint.port > 65535 || endpoint.address.empty()) {
-    throw UserError("--rdzv_endpoint " + text + ": expected HOST or HOST:PORT");
-  }
-  return endpoint;
-}
 
 bool is_own_address(const std::string& address) {
   try {
@@ -258,6 +235,18 @@ std::optional<ClusterPlan> plan_first(const LaunchOptions& options, const Endpoi
   }
 }
 
+// Ranks of this host connect to the address too. It may become known late, so this is no error.
+void warn_of_unknown(const Endpoint& endpoint) {
+  try {
+    route_to(endpoint.address);
+  } catch (const CommError& error) {
+    std::fprintf(stderr,
+                 "zerorun: %s; ranks meet there: give an address of this host that all hosts know "
+                 "(--master_addr, --rdzv_endpoint)\n",
+                 error.what());
+  }
+}
+
 int run_cluster(const LaunchOptions& options, ClusterPlan plan, int argc, char** argv) {
   plan.timeout = std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
   plan.version = ZERORUN_VERSION;
@@ -291,12 +280,9 @@ int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const No
   plan.order.token = plan.ticket;
   plan.timeout = std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
   plan.quiet = options.quiet;
+  plan.reason = taken;
   std::signal(SIGTSTP, SIG_IGN);  // a stopped launcher could not send heartbeats
-  try {
-    return join_job(plan, argc, argv);
-  } catch (const NoLauncher& error) {
-    throw Error(error.what() + (taken.empty() ? "" : "; this launcher joins because it " + taken));
-  }
+  return join_job(plan, argc, argv);
 }
 
 // Prints the command of each rank, without values that are chosen when the job starts, such as ports and
@@ -353,6 +339,7 @@ int launch(const LaunchOptions& given, int argc, char** argv) {
       return run_cluster(options, plan_starting(options, place, std::move(order)), argc, argv);
     case Part::first:
       if (std::optional<ClusterPlan> plan = plan_first(options, endpoint, order, taken)) {
+        warn_of_unknown(endpoint);
         return run_cluster(options, std::move(*plan), argc, argv);
       }
       [[fallthrough]];

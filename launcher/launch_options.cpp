@@ -11,13 +11,13 @@
 
 #include "base/error.h"
 #include "launcher/argparse_words.h"
+#include "launcher/host_name.h"
 #include "launcher/node_order.h"
 #include "launcher/option_checks.h"
 
 namespace zerorun::launcher {
 namespace {
 
-constexpr int kHighestPort = 65535;
 constexpr double kLongestTimeout = 1e6;
 
 constexpr char kDescription[] =
@@ -277,12 +277,6 @@ void read_output_values(const OutputValues& values, LaunchOptions& options) {
   options.quiet = options.quiet || found - kLevels.begin() >= 2;
 }
 
-// Whether the endpoint is HOST:0 or [IPv6]:0, a free port. ::0 is an address.
-bool has_free_port(const std::string& endpoint) {
-  const size_t colon = endpoint.rfind(':');
-  return endpoint.ends_with(":0") && (endpoint.find(':') == colon || endpoint[colon - 1] == ']');
-}
-
 // Checks what torchrun's options mean together, and leaves out those that ask for what is so anyway.
 void read_torchrun_values(const PlacementValues& values, LaunchOptions& options) {
   const bool one_host = options.nodes.value_or(1) == 1;
@@ -295,7 +289,8 @@ void read_torchrun_values(const PlacementValues& values, LaunchOptions& options)
     }
     options.node_rank.reset();
   }
-  if (has_free_port(options.rdzv_endpoint) && !(one_host && options.hostfile.empty())) {
+  if (!options.rdzv_endpoint.empty() && parse_endpoint(options.rdzv_endpoint).port == 0 &&
+      !(one_host && options.hostfile.empty())) {
     throw UserError("--rdzv_endpoint " + options.rdzv_endpoint +
                     ": the launchers of other hosts cannot find a free port: give a port");
   }
@@ -363,6 +358,10 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   options.launcher_args = CLI::detail::split_up(values.launcher_args);
   options.grace = std::chrono::milliseconds(std::llround(grace_seconds * 1000));
   if (app.get_option("--grace")->count() > 0) options.failure_grace = options.grace;
+  if (!options.master_addr.empty() && !is_address(options.master_addr)) {
+    throw UserError("--master_addr: expected the name or address of a host; found '" + options.master_addr +
+                    "'");
+  }
   read_output_values(output, options);
   read_torchrun_values(values, options);
   return options;

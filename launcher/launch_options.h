@@ -49,6 +49,7 @@ struct LaunchOptions {
 /// The port where ranks meet if the user starts a launcher on each host. Those launchers cannot agree on a
 /// free port.
 inline constexpr int kDefaultPort = 29500;
+inline constexpr int kHighestPort = 65535;
 
 /// The text that the user requests with --help or --version instead of a job.
 struct Information {

@@ -1,13 +1,12 @@
 #include "launcher/node_order.h"
 
-#include <algorithm>
-#include <cctype>
 #include <climits>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/printable.h"
+#include "launcher/host_name.h"
 
 namespace zerorun::launcher {
 namespace {
@@ -122,14 +121,10 @@ std::vector<Node> nodes_of(const json& message) {
   return nodes;
 }
 
-// The characters of host names and of IP addresses. The address goes into variables and messages.
+// The address goes into variables and messages. Node 0 does not know its own, and leaves it empty.
 std::string address_in(const json& value) {
   std::string address = value;
-  const auto allowed = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-           std::string_view(".:%_-").find(c) != std::string_view::npos;
-  };
-  if (std::ranges::all_of(address, allowed)) return address;
+  if (address.empty() || is_address(address)) return address;
   throw Error("the address '" + printable(address) + "' is none of a host");
 }
 

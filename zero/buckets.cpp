@@ -166,7 +166,7 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
     store_->put(bucket, StateKind::master, kMaster, extent, master.copy_(updated),
                 options_.master_on_host ? Home::host : Home::device);
   }
-  if (comes_and_goes(bucket)) {
+  if (kind(bucket).comes_and_goes()) {
     const at::Tensor own = slice(bucket, flat, rank_);
     if (shard_in_files(bucket)) {
       with_shard(bucket, ValueUse::overwrite, [&] { at::Tensor(shard(bucket)).copy_(own); });

@@ -39,17 +39,31 @@ struct NamedParameter {
 };
 
 /// How the values of a marked bucket are stored; Residency treats the bucket accordingly.
-struct BucketKind {
-  /// The memory that holds the whole bucket exists only from a gather to the release after it.
-  bool comes_and_goes = false;
-  /// Ranks share the memory of the values, so the program's writes go to a private copy, one per rank.
-  bool copied_for_writes = false;
-  /// The parameters are accessible only while they are in use, and all ranks have the same uses. The values
-  /// are lost when the engine is destroyed.
-  bool around_uses = false;
+class BucketKind {
+ public:
+  enum Value {
+    whole,
+    whole_shared,  // the ranks of a host keep one copy: [Note: shared buckets]
+    partitioned,
+    partitioned_shared,  // likewise
+    gathered_once,       // partitioned; the ranks of a host gather it into one buffer: [Note: shared gathers]
+  };
+  constexpr BucketKind(Value value = whole) : value_(value) {}  // implicit: a value is a kind
 
+  friend constexpr bool operator==(BucketKind, BucketKind) = default;
+  /// Whether the memory that holds the whole bucket exists only from a gather to the release after it.
+  constexpr bool comes_and_goes() const { return value_ == partitioned || value_ == gathered_once; }
+  /// Whether ranks share the memory of the values, so the program's writes go to a private copy, one per
+  /// rank.
+  constexpr bool copied_for_writes() const { return value_ != whole && value_ != partitioned; }
+  /// Whether the parameters are accessible only while they are in use. All ranks have the same uses, and the
+  /// values are lost when the engine is destroyed.
+  constexpr bool around_uses() const { return value_ != whole && value_ != whole_shared; }
   /// Whether the program writes to temporary memory, from which the values must be copied to the slices.
-  bool moves_writes() const { return comes_and_goes || copied_for_writes; }
+  constexpr bool moves_writes() const { return value_ != whole; }
+
+ private:
+  Value value_;
 };
 
 struct BucketOptions {
@@ -96,12 +110,11 @@ class Buckets {
   bool gathers_once(int bucket) const { return shared_gathers_ && shared_gathers_->buffer(bucket).defined(); }
   /// Null unless ranks share memory and the store keeps values in files.
   SharedGathers* shared_gathers() const { return shared_gathers_.get(); }
-  /// Whether the memory that holds the whole bucket exists only from a gather to the release after it.
-  bool comes_and_goes(int bucket) const { return partitioned(bucket) && !shared(bucket); }
   BucketKind kind(int bucket) const {
-    return {.comes_and_goes = comes_and_goes(bucket),
-            .copied_for_writes = shared(bucket) || gathers_once(bucket),
-            .around_uses = partitioned(bucket)};
+    if (shared(bucket))
+      return partitioned(bucket) ? BucketKind::partitioned_shared : BucketKind::whole_shared;
+    if (gathers_once(bucket)) return BucketKind::gathered_once;
+    return partitioned(bucket) ? BucketKind::partitioned : BucketKind::whole;
   }
   /// The name of the bucket in messages: "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)".
   const std::string& label(int bucket) const { return labels_[bucket]; }

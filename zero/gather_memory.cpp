@@ -13,8 +13,8 @@ GatherMemory::GatherMemory(const Buckets& buckets, Communicator& communicator)
       streams_(&communicator.device().streams()),
       places_(buckets.count()) {
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
-    if (!buckets.comes_and_goes(bucket)) places_[bucket].memory = buckets.flat(bucket);
-    needs_arena_ = needs_arena_ || (buckets.comes_and_goes(bucket) && !buckets.gathers_once(bucket));
+    if (!buckets.kind(bucket).comes_and_goes()) places_[bucket].memory = buckets.flat(bucket);
+    needs_arena_ = needs_arena_ || (buckets.kind(bucket).comes_and_goes() && !buckets.gathers_once(bucket));
   }
 }
 

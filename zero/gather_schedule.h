@@ -12,15 +12,18 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
 namespace zerorun {
 
+/// By default there is no limit.
 struct GatherLimits {
-  int64_t max_live = 1'000'000'000;            // stage3_max_live_parameters
-  int64_t max_reuse_distance = 1'000'000'000;  // stage3_max_reuse_distance
-  int64_t prefetch = 50'000'000;               // stage3_prefetch_bucket_size; 0: no prefetching
+  static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+  int64_t max_live = kNoLimit;            // stage3_max_live_parameters
+  int64_t max_reuse_distance = kNoLimit;  // stage3_max_reuse_distance
+  int64_t prefetch = kNoLimit;            // stage3_prefetch_bucket_size; 0: no prefetching
 };
 
 struct GatherPlan {

@@ -45,7 +45,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
       plan_(buckets),
       schedule_(buckets.trained_count()) {
   for (int bucket = 0; bucket < buckets.count() && !states_.empty(); ++bucket) {
-    if (communicator.world_size() > 1 && buckets.comes_and_goes(bucket)) follows_uses_ = true;
+    if (communicator.world_size() > 1 && buckets.kind(bucket).comes_and_goes()) follows_uses_ = true;
   }
   if (follows_uses_) complete_counts_ = at::zeros({buckets.trained_count()}, at::kLong);
   tally_ = device_->allocate(sizeof(Tally), at::kByte);

@@ -34,7 +34,7 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
     streams_->record(states_[bucket].shard_written, streams_->current());
     states_[bucket].kind = buckets.kind(bucket);
     fetches_shards_ = fetches_shards_ || buckets.shard_is_fetched(bucket);
-    if (states_[bucket].kind.comes_and_goes) {
+    if (states_[bucket].kind.comes_and_goes()) {
       passing_.push_back(bucket);
       comes_and_goes_numel_ += bucket_numel_.back();
     } else {
@@ -48,7 +48,7 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
 // The model keeps the values of whole buckets after the engine is destroyed, so their gathers must finish.
 Residency::~Residency() {
   for (int bucket : staying_) {
-    if (states_[bucket].kind.around_uses) continue;
+    if (states_[bucket].kind.around_uses()) continue;
     try {
       if (states_[bucket].state == State::gathering) move(bucket, State::resident);
       streams_->await(states_[bucket].gathered, communicator_->timeout(), buckets_->label(bucket));
@@ -71,14 +71,14 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     const BucketKind kind = states_[bucket].kind;
-    if (!kind.around_uses) continue;
+    if (!kind.around_uses()) continue;
     const bool is_used = states_[bucket].pins == 0;
     // If the program writes again to a bucket whose earlier writes the other ranks have not received, this
     // does not count as a use. So the ranks do not exchange the writes yet ([Note: writes to shared
     // buckets]).
     const bool goes_on_writing = writer_queries_.empty() && item.written && written_before(bucket);
     shares_writes = shares_writes || (is_used && !goes_on_writing);
-    if (!kind.comes_and_goes) continue;
+    if (!kind.comes_and_goes()) continue;
     passing.push_back(bucket);
     pinned = pinned && !is_used;
   }
@@ -93,7 +93,7 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     const int bucket = buckets_->bucket_of(item.owner);
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
     if (!item.written) continue;
-    if (states_[bucket].kind.copied_for_writes) {
+    if (states_[bucket].kind.copied_for_writes()) {
       make_copy(bucket);
     } else {
       before_write_(bucket);
@@ -147,14 +147,14 @@ bool Residency::may_move(int bucket, State to) const {
   const State from = state.state;
   switch (to) {
     case State::gathering:
-      return from == (kind.comes_and_goes ? State::sharded : State::resident) && !memory_.is_copy(bucket);
+      return from == (kind.comes_and_goes() ? State::sharded : State::resident) && !memory_.is_copy(bucket);
     case State::resident:
       return from == State::gathering || from == State::dirty;
     case State::dirty:
       return (from == State::resident || from == State::dirty) &&
-             (kind.comes_and_goes || memory_.is_copy(bucket));
+             (kind.comes_and_goes() || memory_.is_copy(bucket));
     case State::sharded:
-      return kind.comes_and_goes && from != State::sharded && state.pins == 0;
+      return kind.comes_and_goes() && from != State::sharded && state.pins == 0;
   }
   return false;
 }
@@ -163,7 +163,7 @@ void Residency::move(int bucket, State to, std::string reason) {
   BucketState& state = states_[bucket];
   ZR_CHECK(may_move(bucket, to), buckets_->label(bucket) + " may not go from " + name_of(state.state) +
                                      " to " + name_of(to) + ", pinned by " + std::to_string(state.pins));
-  const bool passing = state.kind.comes_and_goes;
+  const bool passing = state.kind.comes_and_goes();
   switch (to) {
     case State::gathering:
       if (!passing) take_memory(buckets_->storage(bucket));

@@ -82,7 +82,8 @@ class Residency final : public OperatorListener {
   /// if no bucket is gathered around its uses and the next use does not share writes.
   bool allows_lone_reads() const {
     std::lock_guard lock(mutex_);
-    const bool shares = std::ranges::any_of(states_, [](const BucketState& s) { return s.kind.around_uses; });
+    const bool shares =
+        std::ranges::any_of(states_, [](const BucketState& s) { return s.kind.around_uses(); });
     return passing_.empty() && !(shares && has_writes());
   }
 
@@ -107,7 +108,7 @@ class Residency final : public OperatorListener {
     std::lock_guard lock(mutex_);
     const BucketState& state = states_[bucket];
     if (state.pins != 1) return false;  // another scope has held it before
-    if (!state.kind.comes_and_goes) return state.held_clean;
+    if (!state.kind.comes_and_goes()) return state.held_clean;
     return !buckets_->shard(bucket).is_alias_of(memory_.of(bucket));
   }
   /// All ranks pass the same `end`, except that some may pass `abandoned`.
@@ -155,7 +156,7 @@ class Residency final : public OperatorListener {
   /// memory.
   bool guarded(int bucket) const {
     const BucketState& state = states_[bucket];
-    return state.kind.around_uses || (state.kind.copied_for_writes && !state.open);
+    return state.kind.around_uses() || (state.kind.copied_for_writes() && !state.open);
   }
   static const char* name_of(State state);
   bool may_move(int bucket, State to) const;

@@ -34,7 +34,7 @@ void Residency::start_update(int bucket) {
     if (state.state == State::dirty) device_->copy(buckets_->shard(bucket), written);
     drop_copy(bucket);
   }
-  if (!state.kind.comes_and_goes) {
+  if (!state.kind.comes_and_goes()) {
     memory_.users(bucket).hand_over(*streams_, stream, Handover::unused);
   } else {
     memory_.users(bucket).wait_for_ends(*streams_, stream, Handover::unused);
@@ -45,7 +45,7 @@ void Residency::finish_update(int bucket, bool gathers) {
   std::lock_guard lock(mutex_);
   BucketState& state = states_[bucket];
   streams_->record(state.shard_written, streams_->current());
-  if (state.kind.comes_and_goes) return;
+  if (state.kind.comes_and_goes()) return;
   if (gathers) {
     Start start{bucket, "after an update"};
     start_gathers({&start, 1});
@@ -62,10 +62,10 @@ void Residency::hold(std::span<const int> buckets) {
   std::vector<int> passing;
   for (int bucket : buckets) {
     const BucketState& state = states_[bucket];
-    if (!state.kind.comes_and_goes) continue;
+    if (!state.kind.comes_and_goes()) continue;
     passing.push_back(bucket);
     // Writes that all ranks made before the scope must reach all slices.
-    if (state.kind.copied_for_writes && state.state == State::dirty && state.pins == 0)
+    if (state.kind.copied_for_writes() && state.state == State::dirty && state.pins == 0)
       move(bucket, State::sharded);
   }
   gather_on_demand(passing, "for a GatheredParameters scope");
@@ -73,17 +73,17 @@ void Residency::hold(std::span<const int> buckets) {
     BucketState& state = states_[bucket];
     if (state.state == State::gathering) move(bucket, State::resident);
     // Writes that all ranks made before the scope must not be lost if the scope is abandoned.
-    if (state.kind.comes_and_goes && state.state == State::dirty && state.pins == 0) {
+    if (state.kind.comes_and_goes() && state.state == State::dirty && state.pins == 0) {
       write_back(bucket);
       move(bucket, State::resident);
     }
-    if (!states_[bucket].kind.copied_for_writes || memory_.is_copy(bucket)) continue;
+    if (!states_[bucket].kind.copied_for_writes() || memory_.is_copy(bucket)) continue;
     make_copy(bucket);
     states_[bucket].held_clean = true;
   }
   for (int bucket : buckets) {
     // before_write_() is called now, because writes through raw pointers inside the scope cannot be observed.
-    if (!states_[bucket].kind.copied_for_writes) before_write_(bucket);
+    if (!states_[bucket].kind.copied_for_writes()) before_write_(bucket);
     pin(bucket);
     join(bucket);
   }
@@ -100,7 +100,7 @@ void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
   for (int bucket : buckets) {
     if (states_[bucket].pins > 0) continue;
     const BucketKind kind = states_[bucket].kind;
-    if (end == ScopeEnd::read && kind.around_uses && kind.copied_for_writes) {
+    if (end == ScopeEnd::read && kind.around_uses() && kind.copied_for_writes()) {
       asked.push_back(bucket);
     } else {
       end_scope(bucket, end);
@@ -111,7 +111,7 @@ void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
 
 void Residency::end_scope(int bucket, ScopeEnd end) {
   const bool clean_before = std::exchange(states_[bucket].held_clean, false);
-  if (states_[bucket].kind.comes_and_goes) {
+  if (states_[bucket].kind.comes_and_goes()) {
     // A rank that has written nothing releases the bucket too, so that all ranks gather it at its next use.
     const bool abandoned = end == ScopeEnd::abandoned;
     if (abandoned && states_[bucket].state == State::dirty) move(bucket, State::resident);
@@ -172,7 +172,7 @@ void Residency::synchronize() {
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
     if (states_[bucket].state != State::sharded) join(bucket);
     const BucketKind kind = states_[bucket].kind;
-    if (kind.copied_for_writes && !kind.around_uses) open_copy(bucket);
+    if (kind.copied_for_writes() && !kind.around_uses()) open_copy(bucket);
   }
 }
 
@@ -205,12 +205,12 @@ void Residency::drop_copy(int bucket) {
 // writes.
 void Residency::end_read(int bucket) {
   drop_copy(bucket);
-  if (states_[bucket].kind.comes_and_goes && !memory_.planned(bucket)) move(bucket, State::sharded);
+  if (states_[bucket].kind.comes_and_goes() && !memory_.planned(bucket)) move(bucket, State::sharded);
 }
 
 // Copies this rank's slice of its private copy to the memory that all ranks read. A collective.
 void Residency::share(int bucket) {
-  if (states_[bucket].kind.comes_and_goes) return move(bucket, State::sharded);
+  if (states_[bucket].kind.comes_and_goes()) return move(bucket, State::sharded);
   // After the barrier no rank reads the bucket.
   communicator_->barrier("writes to " + buckets_->label(bucket))->wait();
   before_write_(bucket);
@@ -234,7 +234,7 @@ void Residency::share_writes() {
   finish_writer_queries();
   for (int bucket : staying_) {
     const BucketState& state = states_[bucket];
-    if (state.kind.around_uses && state.pins == 0 && written_before(bucket)) share(bucket);
+    if (state.kind.around_uses() && state.pins == 0 && written_before(bucket)) share(bucket);
   }
 }
 

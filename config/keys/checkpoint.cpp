@@ -34,15 +34,10 @@ static constexpr KeyFact checkpoint_rows[] = {
     object("datastates_ckpt", "settings of the DataStates checkpoint engine")
         .or_null()
         .not_supported("checkpoints are written by ZeroRun itself"),
-    feature("nebula", "checkpoints in the Nebula cloud service")
+    object("nebula", "checkpoints in the Nebula cloud service")
+        .switched_by("enabled")
         .not_supported("checkpoints are written by ZeroRun itself")
         .removed_from_deepspeed(),
-    enabled,
-    boolean(".enable_nebula_load", "true", "load checkpoints from Nebula"),
-    text(".nebula_load_path", "", "path to load checkpoints from").or_null(),
-    text(".persistent_storage_path", "", "path to save checkpoints to").or_null(),
-    integer(".persistent_time_interval", "100", "seconds between two copies"),
-    integer(".num_of_version_in_retention", "2", "number of copies to keep"),
     section("activation_checkpointing",
             "settings of DeepSpeed's activation checkpointing functions; the section has no on/off switch")
         .no_effect("the model itself decides which activations it recomputes"),

@@ -86,20 +86,11 @@ static constexpr KeyFact offload_rows[] = {
     texts(".classes", "", "selected by class").or_null(),
     texts(".names", "", "selected by name").or_null(),
     texts(".name_suffixes", "", "selected by the end of their name").or_null(),
-    section("zero_optimization.zenflow", "delayed updates that hide the cost of offloading")
-        .with_auto()
+    object("zero_optimization.zenflow", "delayed updates that hide the cost of offloading")
         .or_null()
+        .without_auto()
+        .used_if_present()
         .refused("every update is applied in its own step"),
-    number(".topk_ratio", "0.1", "fraction of columns that is updated immediately").range_of(0, 1),
-    choice(".select_strategy", "\"auto\"", "auto step epoch", "when these columns are selected again"),
-    integer(".select_interval", "", "interval between two selections of these columns").least(0),
-    integer(".update_interval", "", "interval between two updates of the other columns").least(0),
-    boolean(".overlap_step", "false", "overlap the update with the next step"),
-    boolean(".offload", "false", "offload the states of the selected columns"),
-    number(".auto_ratio", "0.99", "threshold of the automatic selection").range_of(0, 1),
-    integer(".full_warm_up_rounds", "0", "number of steps at the start that update all columns"),
-    number(".pt_reserved_cores_perc", "0.5", "fraction of the cores reserved for LibTorch").range_of(0, 1),
-    integer(".steps_per_epoch", "", "steps per epoch").or_null(),
 };
 
 const std::span<const KeyFact> offload = offload_rows;

@@ -12,17 +12,14 @@ static constexpr KeyFact parallel_rows[] = {
     integer(".activation_checkpoint_interval", "0", "number of layers between two activation checkpoints"),
     boolean(".pipe_partitioned", "true", "partition the activations that are sent between stages"),
     boolean(".grad_partitioned", "true", "partition the gradients that are sent between stages"),
-    feature("hybrid_engine", "inference during training")
-        .not_supported("inference runs on the training engine itself, in eval mode"),
-    enabled.refused(),
-    integer(".max_out_tokens", "512", "maximum number of output tokens"),
-    integer(".inference_tp_size", "1", "number of tensor-parallel ranks"),
-    boolean(".release_inference_cache", "false", "free the memory of the inference cache"),
-    boolean(".pin_parameters", "true", "keep parameters in page-locked memory"),
-    integer(".tp_gather_partition_size", "8", "number of parameters gathered at a time"),
-    boolean(".enable_cuda_graph", "false", "use CUDA graphs"),
+    object("hybrid_engine", "inference during training")
+        .switched_by("enabled")
+        .refused("inference runs on the training engine itself, in eval mode"),
     section("tensor_parallel", "tensor parallelism").not_supported("layers are not divided among ranks"),
-    integer(".autotp_size", "0", "number of tensor-parallel ranks").least(0).refused(),
+    integer(".autotp_size", "0", "number of tensor-parallel ranks; 0 or 1: none")
+        .least(0)
+        .or_harmless("1")
+        .refused(),
     text(".dtype", "\"torch.float16\"", "dtype of the partitioned layers"),
     boolean(".tp_overlap_comm", "false", "overlap communication with computation"),
     boolean(".vocab_parallel_lm_head", "false", "divide the output layer's vocabulary among ranks"),
@@ -39,6 +36,7 @@ static constexpr KeyFact parallel_rows[] = {
     object("expert_parallel", "expert parallelism")
         .or_null()
         .switched_by("enabled")
+        .at_any_depth()
         .refused("ZeroRun has no expert parallelism"),
     integer("sequence_parallel_size", "1", "number of ranks that share a sequence")
         .least(1)
@@ -70,43 +68,13 @@ static constexpr KeyFact parallel_rows[] = {
     boolean(".keep_int_input_tensors", "true", "keep integer input tensors"),
     boolean(".keep_all_input_tensors", "false", "keep all input tensors"),
     texts(".passes", "", "compiler passes to run").or_null(),
-    feature("elasticity", "batch sizes that stay valid when the number of ranks changes")
-        .not_supported("the world size of a run is fixed")
+    object("elasticity", "batch sizes that stay valid when the number of ranks changes")
+        .switched_by("enabled")
+        .refused("the world size of a run is fixed")
         .removed_from_deepspeed(),
-    enabled.refused(),
-    integer(".max_train_batch_size", "2000", "maximum batch size").least(1),
-    integers(".micro_batch_sizes", "[2, 4, 6]", "micro-batch sizes to choose from").least(1),
-    integer(".min_gpus", "1", "minimum number of ranks").least(1),
-    integer(".max_gpus", "10000", "maximum number of ranks").least(1),
-    integer(".num_gpus_per_node", "1", "number of ranks per node").least(1),
-    integer(".model_parallel_size", "1", "number of tensor-parallel ranks").least(1),
-    integer(".min_time", "0", "minimum number of minutes between two changes").least(0),
-    boolean(".prefer_larger_batch", "true", "prefer the larger of two batch sizes"),
-    boolean(".ignore_non_elastic_batch_info", "false", "allow batch sizes outside of this section"),
-    number(".version", "0.2", "version of the algorithm"),
-    feature("autotuning", "search for a faster configuration")
+    object("autotuning", "search for a faster configuration")
+        .switched_by("enabled")
         .not_supported("ZeroRun runs one configuration"),
-    enabled,
-    boolean(".fast", "true", "try fewer configurations"),
-    text(".results_dir", "\"autotuning_results\"", "folder for the results"),
-    text(".exps_dir", "\"autotuning_exps\"", "folder for the trials"),
-    boolean(".overwrite", "true", "overwrite earlier results"),
-    integer(".start_profile_step", "3", "first step that is measured"),
-    integer(".end_profile_step", "5", "last step that is measured"),
-    text(".metric_path", "", "file for the metric").or_null(),
-    text(".tuner_type", "\"gridsearch\"", "how configurations are selected"),
-    integer(".tuner_early_stopping", "5", "number of trials without improvement after which the search ends"),
-    integer(".tuner_num_trials", "50", "maximum number of trials"),
-    object(".arg_mappings", "program argument for each configuration key").or_null(),
-    integer(".max_train_batch_size", "", "maximum batch size").or_null(),
-    integer(".min_train_batch_size", "1", "minimum batch size"),
-    integer(".max_train_micro_batch_size_per_gpu", "1024", "maximum micro-batch size"),
-    integer(".min_train_micro_batch_size_per_gpu", "1", "minimum micro-batch size"),
-    integer(".num_tuning_micro_batch_sizes", "3", "number of micro-batch sizes to try"),
-    integer(".mp_size", "1", "number of tensor-parallel ranks"),
-    text(".metric", "\"throughput\"", "metric to optimize"),
-    text(".model_info_path", "", "file with information about the model").or_null(),
-    object(".model_info", "information about the model").or_null(),
 };
 
 const std::span<const KeyFact> parallel = parallel_rows;

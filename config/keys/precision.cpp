@@ -8,7 +8,6 @@ constexpr int largest_power = 127;
 constexpr double largest_scale = 0x1p127;
 
 constexpr std::string_view fp32_master = "master weights and optimizer states are always fp32";
-constexpr std::string_view converted = "the sections fp16 and bf16 set the dtype of the parameters";
 constexpr std::string_view of_apex =
     "remove it: it is a setting of apex amp, and DeepSpeed refuses it here too";
 constexpr std::string_view on_or_off = "write an object such as {\"enabled\": true}";
@@ -48,12 +47,11 @@ static constexpr KeyFact precision_rows[] = {
     old_name("bfloat16.check_grad_overflow", "bf16.check_grad_overflow"),
     old_name("bfloat16.bf16_master_weights_and_grads", "bf16.bf16_master_weights_and_grads"),
     old_name("bfloat16.bf16_optimizer_states", "bf16.bf16_optimizer_states"),
-    feature("amp", "mixed precision of apex").not_supported(converted).removed_from_deepspeed(),
-    boolean(".enabled", "false", "use apex")
-        .filled_by(program)
+    object("amp", "mixed precision of apex")
+        .switched_by("enabled")
         .refused("apex is a Python package")
+        .removed_from_deepspeed()
         .advise(bf16_instead),
-    choice(".opt_level", "", "O0 O1 O2 O3", "optimization level of apex").filled_by(program),
     feature("torch_autocast", "mixed precision by torch.autocast")
         .not_supported("the program enables autocast itself"),
     boolean(".enabled", "false", "use autocast")

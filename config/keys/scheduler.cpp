@@ -36,9 +36,10 @@ static constexpr KeyFact scheduler_rows[] = {
         .for_types("WarmupLR WarmupDecayLR")
         .or_null()
         .filled_by(program),
-    integer(".warmup_num_steps", "1000",
-            "number of optimizer steps of the warm-up; 1 has the same effect as 2")
-        .least(1)
+    integer(
+        ".warmup_num_steps", "1000",
+        "number of optimizer steps of the warm-up; 1 has the same effect as 2, and so has 0, with a warning")
+        .least(0)
         .for_types(types_with_warmup)
         .filled_by(program)
         .advise("write a number of optimizer steps (1 for no warm-up, with the same effect as 2), or leave "

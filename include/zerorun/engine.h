@@ -2,5 +2,5 @@
 // reserve_checkpoint_folder().
 #pragma once
 
-#include "engine/checkpoint_folder.h"
 #include "engine/engine.h"
+#include "engine/saving/checkpoint_folder.h"

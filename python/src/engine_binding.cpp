@@ -18,7 +18,7 @@
 #include "config/check.h"
 #include "config/config.h"
 #include "engine/hidden_size.h"
-#include "engine/save_checks.h"
+#include "engine/saving/save_checks.h"
 #include "optim/schedule.h"
 
 namespace zerorun::python {

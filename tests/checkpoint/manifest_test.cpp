@@ -11,6 +11,7 @@
 #include <valijson/schema_parser.hpp>
 #include <valijson/validator.hpp>
 
+#include "base/hexadecimal.h"
 #include "checkpoint/checksums.h"
 #include "checkpoint/json_text.h"
 #include "tests/support/temporary_folder.h"
@@ -55,7 +56,7 @@ Manifest some_manifest() {
 std::string with_checksum(json value) {
   value.erase("checksum");
   const std::string members = value.dump();
-  value["checksum"] = to_hexadecimal(checksum_of(std::as_bytes(std::span(members))));
+  value["checksum"] = in_hexadecimal(checksum_of(std::as_bytes(std::span(members))));
   return value.dump();
 }
 

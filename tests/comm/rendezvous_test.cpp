@@ -1,6 +1,7 @@
 // Tests how ranks find each other, and the errors when they do not.
 #include "comm/rendezvous.h"
 
+#include <sched.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -269,6 +270,23 @@ TEST_CASE("rendezvous: a master address that this host does not know is named wi
     CHECK(endings[index].seconds < 20);
     if (index > 0) CHECK(endings[index].seconds > 6);  // the name may become known until the deadline
   }
+}
+
+TEST_CASE("rendezvous: a host whose loopback interface is off is told so within seconds") {
+  const std::string skipped = "no network of its own";
+  const auto endings = run_processes(1, [&](int) {
+    if (unshare(geteuid() == 0 ? CLONE_NEWNET : CLONE_NEWUSER | CLONE_NEWNET) != 0) return skipped;
+    testing::set_rank_variables(0, 2, 29500, milliseconds(60000));
+    return sum_after_meeting(*connect());
+  });
+  if (endings[0].text == skipped) {
+    WARN("no network of its own: skipped");
+    return;
+  }
+  CHECK_THAT(endings[0].text,
+             StartsWith("CommError: no network interface leads to 127.0.0.1 (MASTER_ADDR): ") &&
+                 Contains("switch on this host's loopback interface"));
+  CHECK(endings[0].seconds < 20);
 }
 
 TEST_CASE("rendezvous: the launcher's board shows who joins, and a left-over path is not written to") {

@@ -137,8 +137,7 @@ Literals likely_literals(const KeyFact& fact) {
       for (const char* literal : {"true", "false", "\"true\""}) literals.emplace_back(literal);
       break;
     case KeyType::number_list:
-    case KeyType::integer_list:
-      literals.emplace_back(fact.type == KeyType::number_list ? "[0.5, 0.75]" : "[1, 2.0]");
+      literals.emplace_back("[0.5, 0.75]");
       break;
     case KeyType::text:
       literals.emplace_back(R"("a text")");

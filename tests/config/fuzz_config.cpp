@@ -5,23 +5,16 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <tuple>
-#include <valijson/adapters/nlohmann_json_adapter.hpp>
-#include <valijson/schema.hpp>
-#include <valijson/schema_parser.hpp>
-#include <valijson/validator.hpp>
 #include <vector>
 
 #include "base/error.h"
 #include "config/check.h"
 #include "config/compare.h"
 #include "config/config.h"
-#include "config/document.h"
 #include "config/key_table.h"
-#include "config/schema.h"
 #include "optim/hyperparameters.h"
 
 namespace zerorun {
@@ -29,7 +22,6 @@ using namespace config;
 namespace {
 
 constexpr std::string_view origin = "fuzzed";
-constexpr std::size_t longest_double_digits = 15;  // a double holds every integer of up to 15 digits
 
 [[noreturn]] void fail(std::string_view what, std::string_view text, const std::string& detail = "") {
   std::fprintf(stderr, "BROKEN: %s\n%s\n---- the text:\n%.*s\n----\n", std::string(what).c_str(),
@@ -111,62 +103,6 @@ void must_show_the_same(std::string_view text, const CheckedConfig& checked, con
     fail("what is shown means something else", text,
          difference.path + ": " + difference.first + " became " + difference.second + "\n" + shown);
   }
-}
-
-class Schema {
- public:
-  Schema() : json_(nlohmann::json::parse(config_schema())) {
-    valijson::SchemaParser().populateSchema(valijson::adapters::NlohmannJsonAdapter(json_), schema_);
-  }
-
-  bool takes(const nlohmann::json& document, valijson::ValidationResults& results) {
-    return validator_.validate(schema_, valijson::adapters::NlohmannJsonAdapter(document), &results);
-  }
-
- private:
-  nlohmann::json json_;
-  valijson::Schema schema_;
-  valijson::Validator validator_;
-};
-
-/// Returns true if the text has an integer that a double may not hold. The schema's validator reads numbers
-/// as doubles, so it cannot judge such a text.
-bool has_more_digits_than_a_double(std::string_view json) {
-  std::size_t digits = 0;
-  for (const char c : json) {
-    digits = c >= '0' && c <= '9' ? digits + 1 : 0;
-    if (digits > longest_double_digits) return true;
-  }
-  return false;
-}
-
-/// Converts a document to plain JSON, without comments and trailing commas.
-nlohmann::json as_json(const Value& value) {
-  if (value.kind == ValueKind::array) {
-    auto array = nlohmann::json::array();
-    for (const Value& item : value.items) array.push_back(as_json(item));
-    return array;
-  }
-  if (value.kind != ValueKind::object) return nlohmann::json::parse(value.literal);
-  auto object = nlohmann::json::object();
-  for (const DocumentMember& member : value.members) object[member.key] = as_json(member.value);
-  return object;
-}
-
-/// An accepted configuration is valid under the JSON Schema of the key table.
-void must_fit_the_schema(std::string_view text, const CheckedConfig& checked) {
-  if (has_more_digits_than_a_double(text)) return;
-  Diagnostics diagnostics("fuzz", text);
-  const auto document = read_document(text, diagnostics);
-  static Schema schema;
-  valijson::ValidationResults results;
-  if (schema.takes(as_json(*document), results)) return;
-  std::string detail = told(checked);
-  for (valijson::ValidationResults::Error error; results.popError(error);) {
-    for (const std::string& step : error.context) detail += step;
-    detail += ": " + error.description + "\n";
-  }
-  fail("accepted, and the schema does not allow it", text, detail);
 }
 
 bool same_run(const Config& a, const Config& b) {
@@ -261,10 +197,7 @@ void must_run_as_checked(std::string_view text, const CheckOptions& options) {
 void check_text(std::string_view text) {
   const CheckedConfig plain = check_config(text, std::string(origin));
   must_point_into(text, plain);
-  if (!plain.refused()) {
-    must_show_the_same(text, plain, {});
-    must_fit_the_schema(text, plain);
-  }
+  if (!plain.refused()) must_show_the_same(text, plain, {});
   const CheckOptions options = options_for(text);
   const CheckedConfig other = check_config(text, std::string(origin), options);
   must_point_into(text, other);

@@ -53,14 +53,26 @@ bool any_names(const std::vector<Diagnostic>& found, const std::string& path, Se
 
 }  // namespace
 
-TEST_CASE("each key of DeepSpeed has a row") {
+/// Whether the key is in an object whose keys are not checked.
+bool is_unchecked(std::string_view path) {
+  for (auto outer = section_of(path); !outer.empty(); outer = section_of(outer)) {
+    const KeyFact* fact = find_key(outer);
+    if (fact && fact->type == KeyType::object) return true;
+  }
+  return false;
+}
+
+TEST_CASE("each key of DeepSpeed has a row, or is in a section that has one row") {
   int rows = 0;
+  int unchecked = 0;
   for (const std::string& path : data_lines("deepspeed_keys.txt")) {
     INFO(path);
-    CHECK(find_key(path) != nullptr);
-    ++rows;
+    const bool is_inside = is_unchecked(path);
+    CHECK((find_key(path) != nullptr) != is_inside);
+    ++(is_inside ? unchecked : rows);
   }
-  CHECK(rows == 436);
+  CHECK(rows == 318);
+  CHECK(unchecked == 118);
 }
 
 TEST_CASE("the rows of the table are complete and fit together") {
@@ -100,7 +112,7 @@ TEST_CASE("the rows of the table are complete and fit together") {
 
 TEST_CASE("each default fits its own row") {
   for (const KeyFact* fact : key_facts()) {
-    if (fact->fallback.empty() || fact->path.find('*') != std::string_view::npos) continue;
+    if (fact->fallback.empty()) continue;
     const std::string path(fact->path);
     INFO(path);
     const auto found = messages(config_with(path, std::string(fact->fallback), type_for(*fact)));
@@ -111,17 +123,15 @@ TEST_CASE("each default fits its own row") {
 TEST_CASE("each key is read, by all its names: a value of a wrong kind is refused at its place") {
   int read = 0;
   for (const KeyFact* fact : key_facts()) {
-    if (fact->type == KeyType::anything || fact->path.find('*') != std::string_view::npos) continue;
+    if (fact->type == KeyType::anything) continue;
     for (const std::string& path : names_of(*fact)) {
       INFO(path);
-      const bool list = fact->type == KeyType::number_list || fact->type == KeyType::integer_list;
-      const bool of_any_length = fact->per_group || (list && fact->length == 0);
       CHECK(any_names(messages(config_with(path, "[[]]", type_for(*fact))),
-                      path + (of_any_length ? "[0]" : ""), Severity::error));
+                      path + (fact->per_group ? "[0]" : ""), Severity::error));
       ++read;
     }
   }
-  CHECK(read > 420);
+  CHECK(read > 320);
 }
 
 TEST_CASE("\"auto\" is listed for the keys that may have it and refused for all others") {
@@ -129,7 +139,7 @@ TEST_CASE("\"auto\" is listed for the keys that may have it and refused for all 
   for (const KeyFact* fact : key_facts()) {
     const bool any_text =
         fact->type == KeyType::anything || fact->type == KeyType::text || fact->type == KeyType::text_list;
-    if (any_text || fact->path.find('*') != std::string_view::npos) continue;
+    if (any_text) continue;
     for (const std::string& path : names_of(*fact)) {
       INFO(path);
       const auto found = messages(config_with(path, "\"auto\"", type_for(*fact)));
@@ -167,9 +177,6 @@ TEST_CASE("the error about an unknown key names the intended key, or the section
        "did you mean \"max_reuse_distance\"?"},
       {R"("sub_group_size": 1)", "2:1 sub_group_size",
        "the key belongs elsewhere: zero_optimization.sub_group_size"},
-      {R"("data_efficiency": {"num_workers": 1})", "2:21 data_efficiency.num_workers",
-       "the key belongs elsewhere: data_efficiency.data_sampling.num_workers (not supported: the program "
-       "selects its training data itself)"},
       {R"("max_live_parameters": 1)", "2:1 max_live_parameters",
        "the key belongs elsewhere: zero_optimization.max_live_parameters"},
       {R"("stage": 2)", "2:1 stage", "the key belongs elsewhere: zero_optimization.stage"},
@@ -182,7 +189,8 @@ TEST_CASE("the error about an unknown key names the intended key, or the section
       {R"("max_grad_nrom": 1)", "2:1 max_grad_nrom", "write gradient_clipping"},
       {R"("Learning-Rate": 1)", "2:1 Learning-Rate", "write optimizer.params.lr"},
       {R"("zero_optimization": {"verbose": 1})", "2:23 zero_optimization.verbose",
-       "remove it (remarks can be written as // comments)"},
+       "the key belongs elsewhere: comms_logger.verbose (not supported: programs can read the amount of "
+       "communication from their communicator)"},
       {R"("fp16": {"enabled": false, "fp16": true})", "2:28 fp16.fp16",
        "remove it (remarks can be written as // comments)"},
       {R"("weight-decay": 0.1)", "2:1 weight-decay",
@@ -193,8 +201,6 @@ TEST_CASE("the error about an unknown key names the intended key, or the section
        "write \"bf16\": {\"enabled\": true}, the narrowest dtype that keeps the range of fp32"},
       {R"("fp8": {"enabled": true})", "2:1 fp8",
        "write \"bf16\": {\"enabled\": true}, the narrowest dtype that keeps the range of fp32"},
-      {R"("bf16": {"enabled": true, "loss_scale": 0})", "2:27 bf16.loss_scale",
-       "remove it: bf16 has the range of fp32 and needs no loss scale"},
       {R"("fp16": {"enabled": true, "dynamic_loss_scale": true})", "2:27 fp16.dynamic_loss_scale",
        "write \"loss_scale\": 0, for dynamic loss scaling"},
       {R"("tensor_parallel_degree": 2)", "2:1 tensor_parallel_degree",
@@ -215,8 +221,6 @@ TEST_CASE("the error about an unknown key names the intended key, or the section
        "did you mean \"eps\"?"},
       {R"("optimizer": {"type": "Adam", "params": {"batch_size": 8}})", "2:42 optimizer.params.batch_size",
        "write train_batch_size at the top level"},
-      {R"("checkpointing": {"enabled": true, "every_epoch": 1})", "2:1 checkpointing",
-       "remove it (remarks can be written as // comments)"},
       {R"("max_grad_norm": 1)", "2:1 max_grad_norm", "write gradient_clipping"},
       {R"("enabled": true)", "2:1 enabled", "remove it (remarks can be written as // comments)"},
       {R"("my notes": "x")", "2:1 my notes", "remove it (remarks can be written as // comments)"},

@@ -87,6 +87,54 @@ TEST_CASE("the type and adam_w_mode decide how weight decays") {
   CHECK(std::holds_alternative<SgdConfig>(*parse(R"("optimizer": {"type": "SGD"})").optimizer));
 }
 
+TEST_CASE("a section without keys has the defaults of its struct, so that a key has one default") {
+  const Config config = parse(R"("fp16": {"enabled": true}, "zero_optimization": {"stage": 3})");
+  const auto sizes = [](const ZeroConfig& zero) {
+    return std::tuple(zero.reduce_bucket_size, zero.allgather_bucket_size, zero.max_live_parameters,
+                      zero.max_reuse_distance, zero.prefetch_bucket_size, zero.param_persistence_threshold,
+                      zero.model_persistence_threshold);
+  };
+  CHECK(sizes(config.zero) == sizes({}));
+  const auto offload = [](const ZeroConfig& zero) {
+    return std::tuple(zero.offload_optimizer.buffer_count, zero.offload_optimizer.sub_group_size,
+                      zero.offload_optimizer.ratio, zero.offload_param.buffer_count,
+                      zero.offload_param.max_in_cpu, zero.aio.block_size, zero.aio.queue_depth,
+                      zero.aio.threads);
+  };
+  CHECK(offload(config.zero) == offload({}));
+  const auto scale = [](const LossScaleConfig& scale) {
+    return std::tuple(scale.fixed, scale.initial, scale.window, scale.hysteresis,
+                      scale.consecutive_hysteresis, scale.minimum);
+  };
+  CHECK(scale(config.precision.loss_scale) == scale({}));
+  const auto gradients = [](const Config& config) {
+    return std::tuple(config.gradient_clipping, config.prescale_gradients,
+                      config.managed_gradient_accumulation, config.gradient_predivide_factor,
+                      config.average_gradients);
+  };
+  CHECK(gradients(config) == gradients({}));
+  const auto optimizer = [](const std::string& type) {
+    return *parse("\"optimizer\": {\"type\": \"" + type + "\"}").optimizer;
+  };
+  CHECK(optimizer("AdamW") == OptimizerConfig(AdamConfig{}));
+  CHECK(optimizer("SGD") == OptimizerConfig(SgdConfig{}));
+  CHECK(optimizer("Adagrad") == OptimizerConfig(AdagradConfig{}));
+  CHECK(optimizer("RMSprop") == OptimizerConfig(RmspropConfig{}));
+  CHECK(optimizer("Lion") == OptimizerConfig(LionConfig{}));
+  CHECK(optimizer("Lamb") == OptimizerConfig(LambConfig{}));
+  const auto scheduler = [](const std::string& type, const std::string& params = "") {
+    return *parse("\"scheduler\": {\"type\": \"" + type + "\", \"params\": {" + params + "}}").scheduler;
+  };
+  CHECK(scheduler("WarmupLR") == SchedulerConfig(WarmupLr{}));
+  CHECK(scheduler("WarmupDecayLR", "\"total_num_steps\": 5000") ==
+        SchedulerConfig(WarmupDecayLr{.total_num_steps = 5000}));
+  CHECK(scheduler("WarmupCosineLR", "\"total_num_steps\": 5000") ==
+        SchedulerConfig(WarmupCosineLr{.total_num_steps = 5000}));
+  CHECK(scheduler("OneCycle", "\"cycle_min_lr\": 0.5, \"cycle_max_lr\": 0.75") ==
+        SchedulerConfig(OneCycle{.min_lr = 0.5, .max_lr = 0.75}));
+  CHECK(scheduler("LRRangeTest") == SchedulerConfig(LrRangeTest{}));
+}
+
 TEST_CASE("weight decay defaults to 0, but to 0.01 for torch's AdamW") {
   CHECK(optimizer<AdamConfig>("AdamW", "").weight_decay == 0.0);
   CHECK(optimizer<AdamConfig>("Adam", "").weight_decay == 0.0);
@@ -222,8 +270,8 @@ TEST_CASE("wrong values are refused at their place") {
        "InitializeOptions::schedule"},
       {R"("scheduler": {"type": @"CosineAnnealingLR"})", "scheduler.type", "WarmupCosineLR",
        "does not support", "WarmupCosineLR for a cosine"},
-      {R"("scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": @0, "total_num_steps": 9}})",
-       "scheduler.params.warmup_num_steps", "at least 1", "0", "with the same effect as 2"},
+      {R"("scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": @-1, "total_num_steps": 9}})",
+       "scheduler.params.warmup_num_steps", "at least 0", "-1", "with the same effect as 2"},
       {R"("scheduler": {"type": "WarmupCosineLR", "params": @{}})", "scheduler.params.total_num_steps",
        "total_num_steps for WarmupCosineLR", "nothing", "write"},
       {R"("scheduler": {"type": "OneCycle", "params": @{"cycle_min_lr": 0.1}})",
@@ -254,8 +302,8 @@ TEST_CASE("wrong values are refused at their place") {
        "total_num_steps for WarmupDecayLR", "nothing", "write"},
       {R"("scheduler": {"type": "WarmupLR", "params": {@"total_num_steps": 9}})",
        "scheduler.params.total_num_steps", "a parameter of WarmupLR", "one of WarmupDecayLR", "remove"},
-      {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": @0}})",
-       "scheduler.params.warmup_num_steps", "at least 1", "0", "with the same effect as 2"},
+      {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": @-1}})",
+       "scheduler.params.warmup_num_steps", "at least 0", "-1", "with the same effect as 2"},
       {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": @10.5}})",
        "scheduler.params.warmup_num_steps", "an integer", "10.5", "1000"},
       {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": @"cubic"}})",

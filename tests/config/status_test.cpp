@@ -109,16 +109,14 @@ TEST_CASE("keys and sections that a run refuses are errors in a check") {
            {R"("data_efficiency": {"enabled": true, "data_routing": {"enabled": true,
                "random_ltd": {"enabled": true}}})",
             "data_efficiency.data_routing.random_ltd"},
-           {R"("curriculum_learning": {"enabled": true})", "curriculum_learning.enabled"},
            {R"("tensor_parallel": {"autotp_size": 2})", "tensor_parallel.autotp_size"},
            {R"("optimizer": {"type": "OneBitAdam"})", "optimizer.type"},
-           {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}})",
-            "scheduler.params.warmup_num_steps"},
        }) {
     INFO(settings);
     const auto found = refusals(with(settings));
     REQUIRE(found.size() == 1);
     CHECK(found[0].path == path);
+    if (found[0].path == "tensor_parallel.autotp_size") CHECK(found[0].expected == "0 or 1");
     int errors = 0;
     for (const Diagnostic& diagnostic : check_config(with(settings), "conf").diagnostics.messages()) {
       if (diagnostic.severity != Severity::error) continue;
@@ -131,6 +129,103 @@ TEST_CASE("keys and sections that a run refuses are errors in a check") {
   }
 }
 
+TEST_CASE(
+    "a section that is never supported is silent while it is off, and gets one message while it is on") {
+  struct Row {
+    const char* name;
+    Severity severity;  // while it is on
+  };
+  for (const auto& [name, severity] : std::vector<Row>{{"amp", Severity::error},
+                                                       {"nebula", Severity::warning},
+                                                       {"curriculum_learning", Severity::error},
+                                                       {"progressive_layer_drop", Severity::error},
+                                                       {"eigenvalue", Severity::warning},
+                                                       {"elasticity", Severity::error},
+                                                       {"autotuning", Severity::warning},
+                                                       {"hybrid_engine", Severity::error},
+                                                       {"data_efficiency", Severity::warning}}) {
+    const auto messages = [&](const std::string& members) {
+      return check_config(with("\"" + std::string(name) + "\": {" + members + "}"), "conf")
+          .diagnostics.messages();
+    };
+    INFO(name);
+    for (const char* off :
+         {"", "\"enabled\": false", "\"enabled\": \"false\", \"no_such_key\": [1]", "\"enabled\": \"auto\"",
+          "\"enabled\": null, \"x\": {\"enabled\": true}", "\"opt_level\": 7"}) {
+      INFO(off);
+      CHECK(messages(off).empty());
+    }
+    for (const char* on :
+         {"\"enabled\": true", "\"enabled\": \"true\", \"no_such_key\": [1]", "\"enabled\": 1"}) {
+      INFO(on);
+      const auto found = messages(on);
+      REQUIRE(found.size() == 1);
+      CHECK(found[0].severity == severity);
+      CHECK(found[0].mistake.path == name);
+    }
+    CHECK(refusals(with("\"" + std::string(name) + "\": true")).size() == 1);
+  }
+  for (const char* present : {R"("sparse_attention": {})", R"("zero_optimization": {"zenflow": {}})"}) {
+    CHECK(refusals(with(present)).size() == 1);  // they have no switch
+  }
+}
+
+TEST_CASE("in data_efficiency only features that are switched on by all switches around them are refused") {
+  const auto errors = [](const char* outer, const char* sampling, const char* curriculum) {
+    return refusals(with(
+        R"("data_efficiency": {"enabled": )" + std::string(outer) + R"(, "data_sampling": {"enabled": )" +
+        sampling + R"(, "num_workers": "many", "curriculum_learning": {"enabled": )" + curriculum + "}}}"));
+  };
+  const auto found = errors("true", "true", "true");
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].path == "data_efficiency.data_sampling.curriculum_learning");
+  CHECK(found[0].remedy == "the program selects its training data itself: remove it");
+  CHECK(errors("false", "true", "true").empty());
+  CHECK(errors("true", "false", "true").empty());
+  CHECK(errors("true", "true", "false").empty());
+}
+
+TEST_CASE("leftovers are warnings, and keys that would change something stay errors") {
+  check_warning(
+      R"("bf16": {"enabled": true, "loss_scale": 0})",
+      "bf16.loss_scale: has no effect: bf16 has the range of fp32 and needs no loss scale; remove it");
+  check_warning(R"("disable_fused_adam": true)",
+                "disable_fused_adam: has no effect: every optimizer of ZeroRun is one fused pass; remove it");
+  for (const char* settings :
+       {R"("bf16": {"enabled": true, "initial_scale_power": 16, "min_loss_scale": "x"})",
+        R"("zero3_init_flag": true, "zero3_save_16bit_model": false)",
+        R"("checkpointing": {"enabled": true, "every_epoch": 1}, "fp32_allreduce": false)",
+        R"("bfloat16": {"enabled": true, "hysteresis": 2})"}) {
+    INFO(settings);
+    CHECK(refusals(with(settings)).empty());
+    const CheckedConfig checked = check_config(with(settings), "conf");
+    CHECK(!checked.refused());
+    CHECK(checked.diagnostics.messages().size() >= 2);
+  }
+  for (const char* settings :
+       {R"("fp32_allreduce": true)", R"("loss_scale": 0)",
+        R"("fp16": {"enabled": true, "disable_fused_adam": true})",
+        R"("bf16": {"enabled": true, "auto_cast": true})", R"("max_grad_norm": 1)",
+        R"("offload_optimizer": {})", R"("zero_optimization": {"zero3_init_flag": true})",
+        R"("compile": {"backend": "inductor"})", R"("pipe-parallel-size": 1)"}) {
+    INFO(settings);
+    CHECK(refusals(with(settings)).size() == 1);
+  }
+}
+
+TEST_CASE("a warm-up of 0 steps is the shortest one, with a warning") {
+  const std::string told =
+      "scheduler.params.warmup_num_steps: 0 has the same effect as 2, the shortest warm-up; write 1 or 2";
+  check_warning(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}})", told);
+  LoadOptions options{.arguments = {{"scheduler.params.warmup_num_steps", int64_t{0}}}};
+  const Config config = parse_config(with(R"("scheduler": {"type": "WarmupDecayLR",
+              "params": {"warmup_num_steps": "auto", "total_num_steps": 9}})"),
+                                     "conf", options);
+  CHECK(std::get<WarmupDecayLr>(*config.scheduler).warmup.num_steps == 1);
+  REQUIRE(config.warnings.size() == 1);
+  CHECK_THAT(config.warnings[0], Catch::EndsWith(told));
+}
+
 TEST_CASE("a feature in which nothing is switched on is not refused") {
   for (const char* settings :
        {R"("compression_training": {})",
@@ -140,6 +235,7 @@ TEST_CASE("a feature in which nothing is switched on is not refused") {
         R"("expert_parallel": {"enabled": false, "autoep_size": 4})", R"("weight_quantization": {})",
         R"("weight_quantization": {"enabled": false, "post_init_quant": {}})",
         R"("zero_optimization": {"zenflow": null})", R"("tensor_parallel": {"autotp_size": 0})",
+        R"("tensor_parallel": {"autotp_size": 1})",
         R"("hybrid_engine": {"enabled": false, "max_out_tokens": 1})"}) {
     INFO(settings);
     CHECK(told(settings).empty());

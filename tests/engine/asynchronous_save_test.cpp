@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "checkpoint/publication.h"
-#include "engine/checkpoints.h"
 #include "engine/gathered_parameters.h"
+#include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/engine/collected_state.h"
 #include "tests/engine/partition_support.h"
@@ -99,7 +99,8 @@ bool save_and_change(const Setting& setting, const Change& change, int64_t call,
           const torch::NoGradGuard no_grad;
           training.model->first.mul_(1.5);  // other ranks have not received this write when the save starts
         }
-        save_checkpoint(*training.state, folder, "", {}, files);
+        training.state->checkpoints.write_to(files);
+        save_checkpoint(*training.state, folder, "", {});
         expected.add(training);
         {
           const torch::NoGradGuard no_grad;
@@ -227,7 +228,8 @@ TEST_CASE("After a failed save the wait throws on all ranks, and the next save s
     FaultyFileSystem files(local_file_system(), {.call = faulty ? 1 : -1, .error = ENOSPC});
     StateTraining training(all_state_cases().front(), 1, "fp32", communicator);
     training.step(0);
-    save_checkpoint(*training.state, folder / "a", "", {}, files);
+    training.state->checkpoints.write_to(files);
+    save_checkpoint(*training.state, folder / "a", "", {});
     training.step(1);
     for (int time = 0; time < 2; ++time) {
       expect_throws([&] { training.engine->wait_for_checkpoint(); }, "make room on that disk", "a full disk");

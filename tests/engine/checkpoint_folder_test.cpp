@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "checkpoint/publication.h"
-#include "engine/checkpoints.h"
+#include "engine/saving/checkpoints.h"
 #include "tests/engine/state_support.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/temporary_folder.h"

@@ -9,8 +9,8 @@
 #include "base/error.h"
 #include "checkpoint/publication.h"
 #include "checkpoint/saved_state.h"
-#include "engine/checkpoints.h"
 #include "engine/gathered_parameters.h"
+#include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/engine/collected_state.h"
 #include "tests/engine/net.h"
@@ -208,7 +208,8 @@ TEST_CASE("A failed write is an error on all ranks, and the previous checkpoint 
         FaultyFileSystem files(local_file_system(), {.call = rank == faulty_rank ? call : -1,
                                                      .error = call % 2 == 0 ? ENOSPC : EIO});
         try {
-          save_checkpoint(*training.state, at, "second", {}, files);
+          training.state->checkpoints.write_to(files);
+          save_checkpoint(*training.state, at, "second", {});
           training.engine->wait_for_checkpoint();
         } catch (const UserError& error) {
           errors[rank] = error.what();
@@ -237,7 +238,8 @@ TEST_CASE("A save continues after short writes") {
     StateTraining training(adam, 1, "fp32", communicator);
     training.step(0);
     FaultyFileSystem files(local_file_system(), {.is_short = true});
-    save_checkpoint(*training.state, folder / "a", "", {.asynchronous = false}, files);
+    training.state->checkpoints.write_to(files);
+    save_checkpoint(*training.state, folder / "a", "", {.asynchronous = false});
     const float next = training.step(1);
     training.engine->load_checkpoint(folder / "a");
     expect(training.step(1) == next, "another loss");
@@ -310,7 +312,7 @@ TEST_CASE("Errors of saves and loads name what does not match") {
   };
   CHECK_THAT(error_of(moved_out, cases[0]), Contains("bias has left its bucket"));
   auto one_rank_failed = [&](StateTraining& training) {
-    training.state->backwards = training.state->communicator->rank() == 1 ? 1 : 0;
+    if (training.state->communicator->rank() == 1) training.state->held.note_backward();
     training.engine->save_checkpoint(folder / "a", "x");
   };
   CHECK_THAT(error_of(one_rank_failed, cases[0]),

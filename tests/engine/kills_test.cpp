@@ -16,7 +16,7 @@
 
 #include "checkpoint/checksums.h"
 #include "checkpoint/publication.h"
-#include "engine/checkpoints.h"
+#include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/engine/collected_state.h"
 #include "tests/engine/partition_support.h"
@@ -209,11 +209,13 @@ TEST_CASE("If any file system call fails, published checkpoints stay, and all ra
                             .is_short = any(same, 3) == 0};
           FaultyFileSystem files(local_file_system(), rank == faulty ? fault : Fault{});
           try {
-            save_checkpoint(*training.state, folder / "a", "", {.keep_last = 3}, files);
+            training.state->checkpoints.write_to(files);
+            save_checkpoint(*training.state, folder / "a", "", {.keep_last = 3});
             training.engine->wait_for_checkpoint();
           } catch (const UserError& error) {
             errors[step][rank] = error.what();
           }
+          training.state->checkpoints.finish();  // the removal of old checkpoints uses `files` too
           communicator->barrier("saved")->wait();
           expect(errors[step][rank] == errors[step][0], "another error: " + errors[step][rank]);
           const auto latest = latest_tag(local_file_system(), folder / "a");

@@ -13,8 +13,8 @@
 #include "base/error.h"
 #include "base/unique_fd.h"
 #include "checkpoint/publication.h"
-#include "engine/checkpoint_folder.h"
-#include "engine/checkpoints.h"
+#include "engine/saving/checkpoint_folder.h"
+#include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/checkpoint/publish.h"
 #include "tests/engine/collected_state.h"
@@ -125,7 +125,8 @@ TEST_CASE(
   on_hosts(hosts, stage, kNodeLocal, [&](StateTraining& training, FileSystem& files) {
     for (const int step : {0, 1}) {
       training.step(step);
-      save_checkpoint(*training.state, kDirectory, "", {.keep_last = 1, .asynchronous = false}, files);
+      training.state->checkpoints.write_to(files);
+      save_checkpoint(*training.state, kDirectory, "", {.keep_last = 1, .asynchronous = false});
     }
     expected.add(training);
   });
@@ -168,7 +169,8 @@ TEST_CASE("While the engines live, every host's folder stays locked") {
   Hosts hosts(folder);
   std::atomic<int> locked = 0;
   on_hosts(hosts, 2, kNodeLocal, [&](StateTraining& training, HostFileSystem& files) {
-    save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false}, files);
+    training.state->checkpoints.write_to(files);
+    save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false});
     training.state->checkpoints.finish();
     training.state->communicator->barrier("saved")->wait();
     const UniqueFd lock(::open(files.real(kDirectory / kLockName).c_str(), O_RDONLY));
@@ -225,7 +227,8 @@ TEST_CASE("On each host keep_last keeps what was saved last, whatever its folder
   on_hosts(hosts, 2, kNodeLocal, [&](StateTraining& training, FileSystem& files) {
     for (const int step : {0, 1}) {
       training.step(step);
-      save_checkpoint(*training.state, kDirectory, "", {.keep_last = 2, .asynchronous = false}, files);
+      training.state->checkpoints.write_to(files);
+      save_checkpoint(*training.state, kDirectory, "", {.keep_last = 2, .asynchronous = false});
     }
   });
   for (const HostFileSystem* host : {&hosts.first, &hosts.second})
@@ -241,7 +244,8 @@ TEST_CASE("With a common folder, use_node_local_storage changes nothing") {
     communicator->set_first_on_host(communicator->rank() % 2 == 0);
     StateTraining training(all_state_cases().front(), 2, "bf16", communicator, kNodeLocal);
     training.step(0);
-    save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false}, files);
+    training.state->checkpoints.write_to(files);
+    save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false});
     expected.add(training);
     StateTraining resumed(all_state_cases().front(), 2, "bf16", communicator);
     load_checkpoint(*resumed.state, kDirectory, "", {}, files);
@@ -259,7 +263,8 @@ TEST_CASE("Without use_node_local_storage, a host that does not see rank 0's fol
     on_hosts(
         hosts, 2, "",
         [&](StateTraining& training, FileSystem& files) {
-          save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false}, files);
+          training.state->checkpoints.write_to(files);
+          save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false});
         },
         std::chrono::seconds(3));
   });
@@ -276,8 +281,9 @@ TEST_CASE("If one host cannot save its part, the save fails on all hosts, soon a
   std::atomic<int> failures = 0;
   on_hosts(hosts, 2, kNodeLocal, [&](StateTraining& training, FileSystem& files) {
     training.step(0);
+    training.state->checkpoints.write_to(files);
     const std::string error =
-        error_of([&] { save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false}, files); });
+        error_of([&] { save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false}); });
     if (!error.empty() && error.find("Input/output error") != std::string::npos) ++failures;
   });
   CHECK(failures == (hosts.second.calls() > call ? 4 : 0));
@@ -295,7 +301,8 @@ TEST_CASE("Hosts that see different checkpoints under one name get an error") {
   on_hosts(hosts, 2, kNodeLocal, [&](StateTraining& training, FileSystem& files) {
     for (const char* tag : {"one", "other"}) {
       training.step(0);
-      save_checkpoint(*training.state, kDirectory, tag, {.asynchronous = false}, files);
+      training.state->checkpoints.write_to(files);
+      save_checkpoint(*training.state, kDirectory, tag, {.asynchronous = false});
     }
   });
   fs::remove_all(hosts.second.real(kDirectory / "other"));

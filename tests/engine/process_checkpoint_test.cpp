@@ -8,7 +8,7 @@
 
 #include "checkpoint/publication.h"
 #include "comm/rendezvous.h"
-#include "engine/checkpoints.h"
+#include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/engine/state_support.h"
@@ -70,7 +70,8 @@ std::string survive(int rank, int port, const std::filesystem::path& folder) {
   training.step(0);
   training.engine->save_checkpoint(folder, "", {.asynchronous = false});
   FaultyFileSystem files(local_file_system(), {.call = rank == 1 ? 0 : -1, .meanwhile = [] { ::_exit(3); }});
-  save_checkpoint(*training.state, folder, "second", {}, files);
+  training.state->checkpoints.write_to(files);
+  save_checkpoint(*training.state, folder, "second", {});
   for (int step = 1; step < 100'000; ++step) training.step(step);
   return "never";
 }

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "comm/thread_communicator.h"
-#include "engine/restart_items.h"
+#include "engine/saving/restart_items.h"
 #include "tests/engine/partition_support.h"
 #include "tests/engine/state_support.h"
 #include "tests/support/rank_threads.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "engine/checkpoint_folder.h"
 #include "engine/parameter_states.h"
+#include "engine/saving/checkpoint_folder.h"
 #include "tests/engine/net.h"
 #include "tests/engine/partition_support.h"
 #include "tests/support/rank_threads.h"

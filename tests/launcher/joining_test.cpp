@@ -5,7 +5,9 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <csignal>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/listening.h"
@@ -18,6 +20,7 @@
 #include "tests/support/temporary_folder.h"
 
 using Catch::Matchers::Contains;
+using Catch::Matchers::Matches;
 using zerorun::Seal;
 using zerorun::testing::Launched;
 using zerorun::testing::LeasedProgram;
@@ -175,6 +178,42 @@ TEST_CASE("a launcher that joins waits for a name to become known, and then says
     CHECK_THAT(result.err, Contains("nope.invalid:29500: ") && Contains("this host does not know the name") &&
                                !Contains("firewall"));
   }
+}
+
+TEST_CASE("a launcher that joins says within seconds why it waits") {
+  const std::string number = port();  // nobody listens there
+  struct Case {
+    std::vector<std::string> options;
+    const char* cause;
+  };
+  const std::vector<Case> cases = {
+      {{"--rdzv_endpoint", "nope.invalid:" + number}, "): this host does not know the name: give "},
+      {{"--node_rank", "1", "--master_addr", "nope.invalid", "--master_port", number},
+       "): this host does not know the name: give "},
+      {{"--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", number},
+       ": Connection refused): nothing listens there"}};
+  std::vector<std::unique_ptr<Launched>> jobs;
+  for (const Case& one : cases) jobs.push_back(std::make_unique<Launched>(setup(one.options, "true")));
+  for (const auto& job : jobs) job->wait_for_error("; this launcher tries again for ");
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // further attempts say nothing
+  for (size_t i = 0; i < cases.size(); ++i) {
+    jobs[i]->signal(SIGTERM);
+    const std::string told = jobs[i]->finish().err;
+    CHECK_THAT(told, Contains("zerorun: cannot connect yet to the launcher of the job (") &&
+                         Contains(":" + number + ": ") && Contains(cases[i].cause) &&
+                         Matches("[^]* tries again for 5[0-9]{2} s \\(--timeout\\)\n"));
+    CHECK(told.find("tries again") == told.rfind("tries again"));
+  }
+}
+
+TEST_CASE("the first launcher says at once that its host does not know the address") {
+  const Result result = Launched(setup({"--node_rank", "0", "--master_addr", "nope.invalid", "--master_port",
+                                        port(), "--timeout", "1"},
+                                       "true"))
+                            .finish();
+  CHECK(result.exit_code == 1);
+  CHECK_THAT(result.err, Contains("zerorun: the address of nope.invalid (MASTER_ADDR) cannot be found: ") &&
+                             Contains("give an address of this host that all hosts know (--master_addr, "));
 }
 
 TEST_CASE("what another host sends does not reach the terminal as control characters") {

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "launcher/doctor_command.h"
+#include "launcher/host_name.h"
 #include "launcher/launch_options.h"
 
 using Catch::Matchers::Contains;
@@ -157,6 +158,43 @@ TEST_CASE("options of torchrun that ask for this host leave DeepSpeed's usual ho
   CHECK(options({"--nnodes=2", "--rdzv_endpoint", "::0", "p"}).rdzv_endpoint == "::0");
   CHECK_THAT(mistake({"--nnodes=2", "--rdzv_endpoint", "[::1]:0", "p"}), Contains("cannot find a free port"));
   CHECK_THAT(mistake({"--no_ssh", "--node_rank", "0", "p"}), Contains("--no_ssh needs --hostfile"));
+}
+
+TEST_CASE("an address that is none of a host is refused at once") {
+  for (const char* none : {"-oX", "-x", "a b", "a;b", "$(hostname)", "a\x1b[2J", "a/b", "u@a"}) {
+    CAPTURE(none);
+    const std::string address = none;
+    CHECK_THAT(mistake({"--nnodes=2", "--master_addr=" + address, "p"}),
+               Contains("--master_addr: expected the name or address of a host; found '" + address + "'"));
+    for (const char* port : {"", ":1", ":0"}) {
+      CHECK_THAT(mistake({"--nnodes=2", "--rdzv_endpoint=" + address + port, "p"}),
+                 Contains("--rdzv_endpoint: expected HOST or HOST:PORT") &&
+                     Contains("found '" + address + port + "'"));
+    }
+  }
+  for (const char* none : {"a:", "a:65536", "a:1x", "a:-1", ":1", "[::1", "::1]:5", "[]:1"})
+    CHECK_THAT(mistake({"--nnodes=2", std::string("--rdzv_endpoint=") + none, "p"}), Contains("HOST:PORT"));
+  for (const char* good : {"a", "10.0.0.1", "node-1.a_b", "::1", "fe80::1%eth0"})
+    CHECK(options({"--nnodes=2", "--master_addr", good, "p"}).master_addr == good);
+}
+
+TEST_CASE("an endpoint has an address and a port") {
+  struct Row {
+    const char* text;
+    const char* address;
+    int port;
+  };
+  for (const Row& row : {Row{"a", "a", kDefaultPort},
+                         {"a:1", "a", 1},
+                         {"10.0.0.1:0", "10.0.0.1", 0},
+                         {"[::1]:65535", "::1", 65535},
+                         {"[fe80::1%eth0]", "fe80::1%eth0", kDefaultPort},
+                         {"::0", "::0", kDefaultPort}}) {
+    CAPTURE(row.text);
+    const Endpoint endpoint = parse_endpoint(row.text);
+    CHECK(endpoint.address == row.address);
+    CHECK(endpoint.port == row.port);
+  }
 }
 
 TEST_CASE("doctor examines this host unless its options say otherwise") {

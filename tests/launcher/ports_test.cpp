@@ -11,6 +11,7 @@
 #include <array>
 #include <catch2/catch.hpp>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
@@ -45,6 +46,9 @@ int error_of_connection(const std::string& address, int port) {
 int free_port() {
   return listen_on("127.0.0.1", 0).port;
 }
+
+// Advice for a port that the user has chosen.
+constexpr char kLeaveOut[] = "leave --master_port out";
 
 }  // namespace
 
@@ -98,7 +102,41 @@ TEST_CASE("listening: the error names the process that has the port") {
   CHECK_THROWS_WITH(listen_on("127.0.0.1", listens.port), Contains("the port is in use, by " + me));
   const ListeningSocket reserves = zerorun::reserve_port("127.0.0.1", 0);
   CHECK_THROWS_WITH(zerorun::reserve_port("127.0.0.1", reserves.port),
-                    Contains("the port is in use, by another job, " + me));
+                    Contains("the port is in use, by another job, " + me) && Contains(kLeaveOut));
+  // Launchers that users start on each host have a fixed port, also without --master_port.
+  for (const int port : {listens.port, reserves.port}) {
+    CHECK_THROWS_WITH(zerorun::listen_as_first("127.0.0.1", port), Contains("the port is in use, by ") &&
+                                                                       Contains("--rdzv_endpoint") &&
+                                                                       !Contains(kLeaveOut));
+  }
+}
+
+TEST_CASE("listening: the error about a reserved port that another process takes is true of a chosen one") {
+  for (const std::string address : {"127.0.0.1", ""}) {
+    CAPTURE(address);
+    const ListeningSocket reserved = zerorun::reserve_port(address, 0);
+    std::array<int, 2> ready{};
+    REQUIRE(::pipe(ready.data()) == 0);
+    const pid_t stranger = ::fork();
+    if (stranger == 0) {
+      const ListeningSocket taken = listen_on(address, reserved.port);
+      [[maybe_unused]] const ssize_t written = ::write(ready[1], "x", 1);
+      ::pause();
+      ::_exit(0);
+    }
+    char byte = 0;
+    CHECK(::read(ready[0], &byte, 1) == 1);
+    const int fd = ::dup(reserved.fd.get());  // inherited by rank 0
+    ::setenv(zerorun::kListenVariable, std::to_string(fd).c_str(), 1);
+    CHECK_THROWS_WITH(zerorun::take_inherited_socket(reserved.port),
+                      Contains((address.empty() ? "any address" : address) + ":") &&
+                          Contains("by process " + std::to_string(stranger) + " (launcher_ranks) of user ") &&
+                          Contains("zerorun had reserved it; start the job again") && !Contains(kLeaveOut));
+    ::unsetenv(zerorun::kListenVariable);
+    ::kill(stranger, SIGKILL);
+    CHECK(::waitpid(stranger, nullptr, 0) == stranger);
+    for (const int end : ready) ::close(end);
+  }
 }
 
 // In a network of its own, which has few free ports.
@@ -119,10 +157,16 @@ TEST_CASE("listening: a free port that another user has claimed is not chosen") 
       for (int round = 0; round < 10; ++round) {
         if (zerorun::reserve_port("", 0).port != 40002) ::_exit(1);
       }
+      claimed.push_back(zerorun::reserve_port("", 40002));
     } catch (const UserError&) {
       ::_exit(2);
     }
-    ::_exit(0);
+    try {
+      zerorun::reserve_port("", 0);
+      ::_exit(3);
+    } catch (const zerorun::PortTaken& error) {
+      ::_exit(std::string(error.what()).find("no port is free") != std::string::npos ? 0 : 4);
+    }
   }
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);

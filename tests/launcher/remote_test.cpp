@@ -229,6 +229,7 @@ TEST_CASE("an address or a number that cannot be meant is refused") {
   for (const MeetingPoint& point : {MeetingPoint{"a\nb", 1},
                                     {"a\x1b[2J", 1},
                                     {"a;b", 1},
+                                    {"-oX", 1},
                                     {std::string("a\0b", 3), 1},
                                     {"a", 0},
                                     {"a", -5},

@@ -89,19 +89,15 @@ TEST_CASE("buckets: kinds of buckets") {
     RankState together(specs, communicator, {.marked = true, .shared = true});
     // The option `shared` has no effect if the ranks cannot share memory.
     const bool shares = together.buckets.shared(0);
-    auto expect_kind = [](const Buckets& buckets, int bucket, bool comes_and_goes, bool copied, bool around) {
-      const BucketKind kind = buckets.kind(bucket);
-      expect(kind.comes_and_goes == comes_and_goes && kind.copied_for_writes == copied &&
-                 kind.around_uses == around && kind.moves_writes() == (comes_and_goes || copied),
-             buckets.label(bucket) + " is of another kind");
-      expect(buckets.comes_and_goes(bucket) == comes_and_goes && buckets.shared(bucket) == copied &&
-                 buckets.partitioned(bucket) == around,
-             buckets.label(bucket) + " says another kind");
+    auto expect_kind = [](const Buckets& buckets, int bucket, BucketKind expected, bool shared) {
+      expect(buckets.kind(bucket) == expected, buckets.label(bucket) + " is of another kind");
+      expect(buckets.shared(bucket) == shared, buckets.label(bucket) + " says another kind");
     };
-    expect_kind(alone.buckets, 0, false, false, false);
-    expect_kind(alone.buckets, 1, true, false, true);
-    expect_kind(together.buckets, 0, false, shares, false);
-    expect_kind(together.buckets, 1, !shares, shares, true);
+    expect_kind(alone.buckets, 0, BucketKind::whole, false);
+    expect_kind(alone.buckets, 1, BucketKind::partitioned, false);
+    expect_kind(together.buckets, 0, shares ? BucketKind::whole_shared : BucketKind::whole, shares);
+    expect_kind(together.buckets, 1, shares ? BucketKind::partitioned_shared : BucketKind::partitioned,
+                shares);
     expect(alone.buckets.whole_numel() == 64 && alone.buckets.numel() == 128, "elements of whole buckets");
     expect(together.buckets.whole_numel() == (shares ? 0 : 64), "elements that this rank has alone");
     expect_throws<InternalError>([&] { (void)alone.buckets.flat(1); }, {"bucket 1 (p0)", "comes and goes"},

@@ -15,7 +15,7 @@
 namespace zerorun {
 namespace {
 
-constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+constexpr int64_t kNoLimit = GatherLimits::kNoLimit;
 
 using Uses = std::vector<std::vector<int>>;
 

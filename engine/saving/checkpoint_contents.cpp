@@ -1,4 +1,4 @@
-#include "engine/checkpoint_contents.h"
+#include "engine/saving/checkpoint_contents.h"
 
 #include <ATen/ops/empty.h>
 
@@ -84,7 +84,7 @@ std::string own_gradient_of(int rank) {
 }
 
 checkpoint::SavedWindow saved_window(const EngineState& state) {
-  return {.micro_steps = state.counts.micro,
+  return {.micro_steps = state.progress.counts().micro,
           .accumulation_steps = state.config.batch.gradient_accumulation_steps,
           .is_summed = state.reducer.reduces_every_backward(),
           .dtype = spelled(scalar_type(state.reducer.gradient_dtype())),

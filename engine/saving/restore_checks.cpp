@@ -4,8 +4,8 @@
 #include <set>
 
 #include "base/error.h"
-#include "engine/checkpoint_contents.h"
-#include "engine/restore.h"
+#include "engine/saving/checkpoint_contents.h"
+#include "engine/saving/restore.h"
 
 namespace zerorun {
 

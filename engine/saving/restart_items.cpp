@@ -1,4 +1,4 @@
-#include "engine/restart_items.h"
+#include "engine/saving/restart_items.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
@@ -81,8 +81,9 @@ RestartItem generator_of(c10::Device device) {
 }  // namespace
 
 std::vector<RestartItem> restart_items(EngineState& state) {
-  std::vector<RestartItem> items = {number("steps.global", state.counts.global),
-                                    number("steps.skipped", state.counts.skipped)};
+  StepCounts& counts = state.progress.restored_counts();
+  std::vector<RestartItem> items = {number("steps.global", counts.global),
+                                    number("steps.skipped", counts.skipped)};
   ShardOptimizer& optimizer = *state.optimizer;
   items.push_back({.name = "steps.optimizer",
                    .read = [&optimizer] { return checkpoint::RestartValue(optimizer.steps()); },

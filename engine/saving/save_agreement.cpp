@@ -1,4 +1,4 @@
-#include "engine/save_agreement.h"
+#include "engine/saving/save_agreement.h"
 
 #include <algorithm>
 
@@ -27,16 +27,17 @@ SaveAgreement::SaveAgreement(Notices& notices, const Communicator& communicator,
       is_missing_(communicator.world_size()),
       progress_(communicator.world_size()) {}
 
-void SaveAgreement::say_published(const std::string& failure) {
-  post(of("published", communicator_->rank()), failure);
+void SaveAgreement::say_published(const Failure& failure) {
+  post(of("published", communicator_->rank()), failure.encoded());
 }
 
-std::string SaveAgreement::await_published(int rank) {
-  return await(of("published", rank), rank);
+Failure SaveAgreement::await_published(int rank) {
+  return Failure::decoded(await(of("published", rank), rank));
 }
 
-std::optional<std::string> SaveAgreement::broken() {
-  return notices_->await(prefix_ + "broken", Deadline(std::chrono::milliseconds(1)));
+Failure SaveAgreement::broken() {
+  const auto posted = notices_->await(prefix_ + "broken", Deadline(std::chrono::milliseconds(1)));
+  return Failure::decoded(posted.value_or(""));
 }
 
 void SaveAgreement::say_part(const std::string& text) {

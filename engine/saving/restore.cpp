@@ -1,4 +1,4 @@
-#include "engine/restore.h"
+#include "engine/saving/restore.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/checkpoint_contents.h"
-#include "engine/restart_items.h"
+#include "engine/saving/checkpoint_contents.h"
+#include "engine/saving/restart_items.h"
 
 namespace zerorun {
 namespace {
@@ -84,11 +84,11 @@ void Restore::restore_numbers() const {
   if (!options_.counters) return;
   check_counts(manifest);
   // Starts a new window, unless the checkpoint was saved within a window, which is then continued.
-  state_->counts.micro = 0;
-  state_->held_since = {};
+  state_->progress.restored_counts().micro = 0;
+  state_->held.forget_drops();
   if (has_window()) resume_window();
-  state_->schedule.resume(state_->counts.applied());
-  state_->schedule.ask(state_->counts.applied());
+  state_->schedule.resume(state_->progress.counts().applied());
+  state_->schedule.ask(state_->progress.counts().applied());
 }
 
 bool Restore::is_there(const std::string& parameter) const {
@@ -156,9 +156,8 @@ void Restore::resume_window() const {
         is_there(name) && !saved_->dtype_of(names_.at(name), gradient_state()).empty();
   }
   state_->reducer.resume_window(window);
-  state_->holds_gradients = true;
-  if (state_->marks) state_->marks->place(window.has_gradient);
-  state_->counts.micro = saved_->manifest().window->micro_steps;
+  state_->held.resume(window);
+  state_->progress.restored_counts().micro = saved_->manifest().window->micro_steps;
 }
 
 at::Tensor Restore::read_whole(const std::string& parameter, const std::string& source) const {
@@ -173,7 +172,7 @@ at::Tensor Restore::read_whole(const std::string& parameter, const std::string& 
 }
 
 void Restore::check_counts(const checkpoint::Manifest& manifest) const {
-  const StepCounts& counts = state_->counts;
+  const StepCounts& counts = state_->progress.counts();
   const bool adds_up = counts.skipped >= 0 && counts.skipped <= counts.global &&
                        counts.applied() == manifest.generation && state_->optimizer->steps() >= 0;
   if (!adds_up) throw UserError("the checkpoint's step counts contradict each other");

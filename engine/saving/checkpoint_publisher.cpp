@@ -1,4 +1,4 @@
-#include "engine/checkpoint_publisher.h"
+#include "engine/saving/checkpoint_publisher.h"
 
 #include <algorithm>
 #include <chrono>
@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/agreement.h"
 #include "zero/slice_store.h"
 
 namespace zerorun {
@@ -14,7 +13,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A text that is not a failure starts with one of these characters. A failure starts with another character.
+// A text that is not a failure starts with one of these characters; a failure, with a Failure::Kind.
 constexpr char kReady = 'r';
 constexpr char kPart = 'p';
 constexpr char kPartAndFolder = 'f';  // the rank also has a folder to publish; its next saving number follows
@@ -22,12 +21,6 @@ constexpr char kPartAndFolder = 'f';  // the rank also has a folder to publish; 
 // A network file system may show a new folder to other hosts some seconds late.
 constexpr milliseconds kLongestDelay(5000);
 constexpr milliseconds kPoll(10);
-
-// Adds the rank to a failure if there are several ranks.
-std::string with_rank(std::string failure, int rank, int world_size) {
-  if (failure.empty() || world_size == 1) return failure;
-  return failure.insert(1, "rank " + std::to_string(rank) + ": ");
-}
 
 // Throws UserError if the files of all ranks together have too few or too many elements of a parameter: then
 // the ranks have saved different states.
@@ -54,16 +47,16 @@ CheckpointPublisher::CheckpointPublisher(checkpoint::FileSystem& files, const Sa
                                          SaveAgreement& agreement, const Communicator& communicator)
     : files_(&files), tag_(&tag), agreement_(&agreement), communicator_(&communicator) {}
 
-std::string CheckpointPublisher::open() {
+Failure CheckpointPublisher::open() {
   if (communicator_->rank() == 0) {
     const std::string id = checkpoint::new_save_id();
-    const std::string failure = failure_of([&] { make_folder(id); });
-    agreement_->say_ready(failure.empty() ? kReady + id : with_rank(failure, 0, communicator_->world_size()));
+    const Failure failure = failure_of([&] { make_folder(id); });
+    agreement_->say_ready(failure ? named(failure, 0).encoded() : kReady + id);
   }
   const std::string text = agreement_->await_ready();
-  if (text.front() != kReady) return text;
+  if (text.front() != kReady) return Failure::decoded(text);
   save_id_ = text.substr(1);
-  return "";
+  return {};
 }
 
 // While another engine of this process saves into the directory, the other ranks hear that this one waits.
@@ -96,24 +89,24 @@ std::filesystem::path CheckpointPublisher::folder() {
 void CheckpointPublisher::wait_until(const std::function<bool()>& is_there, milliseconds patience) {
   const auto end = std::chrono::steady_clock::now() + patience;
   while (!is_there() && std::chrono::steady_clock::now() < end) {
-    throw_failure(agreement_->broken().value_or(""), -1);
+    agreement_->broken().raise();
     agreement_->note_progress();
     std::this_thread::sleep_for(kPoll);
   }
 }
 
-std::string CheckpointPublisher::publish(const std::string& part, const std::string& failure) {
-  if (!failure.empty()) agreement_->say_broken(failure);
+Failure CheckpointPublisher::publish(const std::string& part, const Failure& failure) {
+  if (failure) agreement_->say_broken(failure);
   const bool publishes = publication_ && communicator_->rank() > 0;
   const std::string kind =
       publishes ? kPartAndFolder + std::to_string(publication_->saving()) : std::string(1, kPart);
-  agreement_->say_part(failure.empty() ? kind + part : failure);
+  agreement_->say_part(failure ? failure.encoded() : kind + part);
   if (communicator_->rank() == 0) {
-    const std::string outcome = publish_for_all();
+    Failure outcome = publish_for_all();
     agreement_->say_outcome(outcome);
     return outcome;
   }
-  if (publishes && failure.empty()) {
+  if (publishes && !failure) {
     const std::string manifest = agreement_->await_manifest();
     if (!manifest.empty())
       agreement_->say_published(
@@ -123,36 +116,33 @@ std::string CheckpointPublisher::publish(const std::string& part, const std::str
 }
 
 // Called on rank 0.
-std::string CheckpointPublisher::publish_for_all() {
-  const int world_size = communicator_->world_size();
-  std::string failure;
+Failure CheckpointPublisher::publish_for_all() {
+  Failure failure;
   std::string manifest;
   std::vector<int> others;
-  const std::string own = failure_of([&] {
+  const Failure own = failure_of([&] {
     checkpoint::Manifest whole = tag_->manifest;
     whole.saving = publication_->saving();
     others = collect_parts(whole, failure);
-    if (!failure.empty()) return;
+    if (failure) return;
     check_complete(whole);
     manifest = to_json(whole);
   });
-  if (failure.empty()) failure = with_rank(own, 0, world_size);
+  if (!failure) failure = named(own, 0);
   if (tag_->node_local) {
-    const std::string on_others = failure_of([&] {
-      agreement_->say_manifest(failure.empty() ? manifest : "");
-      if (failure.empty()) failure = await_other_hosts(others);
+    const Failure on_others = failure_of([&] {
+      agreement_->say_manifest(failure ? "" : manifest);
+      if (!failure) failure = await_other_hosts(others);
     });
-    if (failure.empty()) failure = with_rank(on_others, 0, world_size);
+    if (!failure) failure = named(on_others, 0);
   }
-  if (!failure.empty()) return failure;
-  const std::string of_rank_0 =
-      failure_of([&] { publication_->publish(manifest, tag_->save_latest, !tag_->node_local); });
-  return with_rank(of_rank_0, 0, world_size);
+  if (failure) return failure;
+  return named(failure_of([&] { publication_->publish(manifest, tag_->save_latest, !tag_->node_local); }), 0);
 }
 
 // Returns the ranks that have a folder to publish, and makes the saving number higher than all in these
 // folders. `failure` receives the first failure that a rank has posted instead of its part.
-std::vector<int> CheckpointPublisher::collect_parts(checkpoint::Manifest& manifest, std::string& failure) {
+std::vector<int> CheckpointPublisher::collect_parts(checkpoint::Manifest& manifest, Failure& failure) {
   std::vector<int> others;
   manifest.numbers.clear();
   for (int rank = 0; rank < communicator_->world_size(); ++rank) {
@@ -162,18 +152,18 @@ std::vector<int> CheckpointPublisher::collect_parts(checkpoint::Manifest& manife
       if (text.front() == kPart) continue;
       others.push_back(rank);
       manifest.saving = std::max<int64_t>(manifest.saving, std::stoll(text.substr(1)));
-    } else if (failure.empty()) {
-      failure = with_rank(text, rank, communicator_->world_size());
+    } else if (!failure) {
+      failure = named(Failure::decoded(text), rank);
     }
   }
   return others;
 }
 
-std::string CheckpointPublisher::await_other_hosts(const std::vector<int>& ranks) {
-  std::string failure;
+Failure CheckpointPublisher::await_other_hosts(const std::vector<int>& ranks) {
+  Failure failure;
   for (const int rank : ranks) {
-    const std::string text = agreement_->await_published(rank);
-    if (failure.empty()) failure = with_rank(text, rank, communicator_->world_size());
+    const Failure of_rank = agreement_->await_published(rank);
+    if (!failure) failure = named(of_rank, rank);
   }
   return failure;
 }

@@ -10,10 +10,9 @@
 
 namespace zerorun {
 
-/// Engine::save_checkpoint().
+/// Engine::save_checkpoint(), to the file system of `state.checkpoints`.
 std::filesystem::path save_checkpoint(EngineState& state, const std::filesystem::path& directory,
-                                      const std::string& tag, const CheckpointOptions& options,
-                                      checkpoint::FileSystem& files);
+                                      const std::string& tag, const CheckpointOptions& options);
 
 /// Engine::load_checkpoint().
 RestoredCheckpoint load_checkpoint(EngineState& state, const std::filesystem::path& directory,

@@ -1,10 +1,10 @@
-#include "engine/checkpoint_folder.h"
+#include "engine/saving/checkpoint_folder.h"
 
 #include <string>
 
 #include "base/error.h"
 #include "comm/agreement.h"
-#include "engine/save_checks.h"
+#include "engine/saving/save_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;

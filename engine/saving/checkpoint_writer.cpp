@@ -1,4 +1,4 @@
-#include "engine/checkpoint_writer.h"
+#include "engine/saving/checkpoint_writer.h"
 
 #include <pthread.h>
 
@@ -10,12 +10,12 @@
 
 #include "base/log.h"
 #include "base/program.h"
-#include "comm/agreement.h"
 #include "zero/slice_store.h"
 
 namespace zerorun {
 CheckpointWriter::CheckpointWriter(Communicator& communicator)
-    : communicator_(&communicator),
+    : files_(&checkpoint::local_file_system()),
+      communicator_(&communicator),
       pins_(communicator.device()),
       notices_(communicator.open_notices()),
       patience_ends_(std::chrono::steady_clock::time_point::max()) {}
@@ -25,10 +25,15 @@ CheckpointWriter::~CheckpointWriter() {
   if (std::uncaught_exceptions() > 0) patience_ends_ = std::chrono::steady_clock::now() + kPatienceAtAnEnd;
   if (!home_.is_current()) return;  // a forked child has no copy of the thread
   if (thread_.joinable()) thread_.join();
-  if (outcome_.valid() && !outcome_.get().empty() && !failure_is_logged_) note_failure();
+  if (outcome_.valid() && outcome_.get() && !failure_is_logged_) note_failure();
 }
 
-void CheckpointWriter::start(CheckpointPart part, checkpoint::FileSystem& files) {
+void CheckpointWriter::write_to(checkpoint::FileSystem& files) {
+  finish();
+  files_ = &files;
+}
+
+void CheckpointWriter::start(CheckpointPart part) {
   written_ = 0;
   kept_ = 0;
   keeping_ns_ = 0;
@@ -37,19 +42,15 @@ void CheckpointWriter::start(CheckpointPart part, checkpoint::FileSystem& files)
   {
     const std::lock_guard lock(mutex_);
     pinned_ = std::move(part.pinned);
-    for (const checkpoint::FileToWrite& file : part.files) {
-      if (!file.is_frozen) continue;
-      published_.erase(file.name);
-      outdated_.erase(file.name);
-    }
   }
+  frozen_.start_save(part.files);
   reads_state_ = true;
   failure_is_logged_ = false;
-  auto outcome = std::make_shared<std::promise<std::string>>();
+  auto outcome = std::make_shared<std::promise<Failure>>();
   outcome_ = outcome->get_future().share();
-  auto write_it = [this, number = saves_++, &files, outcome,
+  auto write_it = [this, number = saves_++, outcome,
                    part = std::make_shared<CheckpointPart>(std::move(part))] {
-    write(*part, files, number, *outcome);
+    write(*part, number, *outcome);
   };
   try {
     thread_ = std::thread([write_it] {
@@ -61,51 +62,49 @@ void CheckpointWriter::start(CheckpointPart part, checkpoint::FileSystem& files)
   }
 }
 
-void CheckpointWriter::write(CheckpointPart& part, checkpoint::FileSystem& files, int64_t number,
-                             std::promise<std::string>& outcome) {
-  std::erase_if(locks_, [&](const auto& entry) { return !files.identity(entry.first); });
+void CheckpointWriter::write(CheckpointPart& part, int64_t number, std::promise<Failure>& outcome) {
+  std::erase_if(locks_, [&](const auto& entry) { return !files_->identity(entry.first); });
   SaveAgreement agreement(*notices_, *communicator_, number, part.manifest.tag, patience_ends_);
-  CheckpointPublisher publisher(files, part, agreement, *communicator_);
-  std::string failure;
-  const std::string own = failure_of([&] {
+  CheckpointPublisher publisher(*files_, part, agreement, *communicator_);
+  Failure failure;
+  const Failure own = failure_of([&] {
     failure = publisher.open();
     std::string text;
-    std::string no_part = part.failure;
-    if (failure.empty() && no_part.empty())
-      no_part = failure_of([&] { text = write_files(part, files, publisher.folder(), agreement); });
+    Failure no_part = part.failure;
+    if (!failure && !no_part)
+      no_part = failure_of([&] { text = write_files(part, publisher.folder(), agreement); });
     part.files.clear();  // also frees the copies that keep() made
     reads_state_ = false;
-    if (failure.empty()) failure = publisher.publish(text, no_part);
+    if (!failure) failure = publisher.publish(text, no_part);
   });
   reads_state_ = false;
-  if (failure.empty()) failure = own;
-  if (!failure.empty()) forget_published();
-  if (!failure.empty() && communicator_->rank() == 0)
-    log_warning("checkpoint " + part.manifest.tag + " was not saved: " + failure.substr(1));
+  if (!failure) failure = own;
+  if (failure) frozen_.forget_all();
+  if (failure && communicator_->rank() == 0)
+    log_warning("checkpoint " + part.manifest.tag + " was not saved: " + failure.text);
   outcome.set_value(failure);
 
-  if (failure.empty()) publisher.remove_old();
+  if (!failure) publisher.remove_old();
   if (auto lock = publisher.lock()) locks_[part.directory] = std::move(lock);
   publisher.close();
   failure_of([&] { agreement.leave(); });  // a failure is ignored, because the outcome is known
 }
 
 // Returns the facts about this rank's files, as JSON.
-std::string CheckpointWriter::write_files(CheckpointPart& part, checkpoint::FileSystem& files,
-                                          const std::filesystem::path& folder, SaveAgreement& agreement) {
+std::string CheckpointWriter::write_files(CheckpointPart& part, const std::filesystem::path& folder,
+                                          SaveAgreement& agreement) {
   pins_.await(communicator_->timeout());
   std::map<std::string, checkpoint::StateFileFacts> facts;
   for (const checkpoint::FileToWrite& file : part.files) {
-    facts[file.name] = checkpoint::write_state_file(files, folder, file, [&](int64_t bytes) {
+    facts[file.name] = checkpoint::write_state_file(*files_, folder, file, [&](int64_t bytes) {
       written_ += bytes;
       agreement.note_progress();
     });
     if (!file.is_frozen) continue;
-    const std::lock_guard lock(mutex_);
-    published_[file.name] = {.path = part.directory / part.manifest.tag / file.name,
-                             .facts = facts[file.name],
-                             .digest = file.digest,
-                             .identity = files.identity(folder / file.name)};
+    frozen_.add(file.name, {.path = part.directory / part.manifest.tag / file.name,
+                            .facts = facts[file.name],
+                            .digest = file.digest,
+                            .identity = files_->identity(folder / file.name)});
   }
   return to_json(facts, part.manifest.numbers.front());
 }
@@ -121,30 +120,13 @@ void CheckpointWriter::finish() {
 
 void CheckpointWriter::wait() {
   check_not_forked();
-  if (!outcome_.valid() || outcome_.get().empty()) return;
+  if (!outcome_.valid() || !outcome_.get()) return;
   failure_is_logged_ = true;
-  throw_failure(outcome_.get(), -1);
+  outcome_.get().raise();
 }
 
 bool CheckpointWriter::is_writing() const {
   return outcome_.valid() && outcome_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
-}
-
-const checkpoint::PublishedFile* CheckpointWriter::published(const std::string& name) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = published_.find(name);
-  return found == published_.end() || outdated_.contains(name) ? nullptr : &found->second;
-}
-
-void CheckpointWriter::forget_published(const std::string& name) {
-  if (!home_.is_current()) return;
-  const std::lock_guard lock(mutex_);
-  outdated_.insert(name);
-}
-
-void CheckpointWriter::forget_published() {
-  const std::lock_guard lock(mutex_);
-  published_.clear();
 }
 
 void CheckpointWriter::keep(int bucket) {

@@ -1,4 +1,4 @@
-#include "engine/offload.h"
+#include "engine/state_placement.h"
 
 #include <sys/resource.h>
 
@@ -13,8 +13,9 @@
 #include "base/log.h"
 #include "checkpoint/checksums.h"
 #include "comm/agreement.h"
+#include "engine/host_update.h"
 #include "engine/optimizer_groups.h"
-#include "engine/save_checks.h"
+#include "engine/saving/save_checks.h"
 #include "optim/update_rule_of.h"
 #include "zero/stage.h"
 
@@ -159,7 +160,7 @@ void offload_optimizer(SliceStore& store, const Config& config, const Initialize
                        const BucketOptions& kinds, const std::vector<std::string>& names,
                        Communicator& communicator) {
   const OffloadOptimizerConfig& offload = config.zero.offload_optimizer;
-  if (offload.device != OffloadDevice::nvme || config.zero.stage == 0) return;
+  if (home_of_states(config.zero) != OffloadDevice::nvme) return;
   const auto states = states_in_files(store, kinds, offload.ratio, group_configs(*config.optimizer, options));
   if (std::ranges::all_of(states, [](const auto& of_bucket) { return of_bucket.empty(); })) return;
   const int64_t chunk =
@@ -173,7 +174,7 @@ void offload_optimizer(SliceStore& store, const Config& config, const Initialize
 void offload_param(SliceStore& store, const Config& config, const std::vector<std::string>& names,
                    Communicator& communicator) {
   const OffloadParamConfig& offload = config.zero.offload_param;
-  if (offload.device != OffloadDevice::nvme || config.zero.stage < 3) return;
+  if (home_of_parameters(config.zero) != OffloadDevice::nvme) return;
   const std::vector<int> buckets = buckets_in_files(store, offload);
   if (buckets.empty()) return;
   const Dtype dtype = config.precision.training;
@@ -214,7 +215,7 @@ void log_place(OffloadDevice device, const std::string& section, const std::stri
 
 void log_offload_from_gpu(const Config& config, const SliceStore& store, Device& device) {
   const ZeroConfig& zero = config.zero;
-  if (zero.stage > 0 && zero.offload_optimizer.device != OffloadDevice::none) {
+  if (home_of_states(zero) != OffloadDevice::none) {
     const std::string what = "offload_optimizer: optimizer states and master weights ";
     if (!updates_on_host(config, device)) {
       log_warning(what + "of Muon stay in the GPU's memory, where its matrices are");
@@ -229,7 +230,7 @@ void log_offload_from_gpu(const Config& config, const SliceStore& store, Device&
             "memory");
     }
   }
-  if (zero.stage < 3 || zero.offload_param.device == OffloadDevice::none) return;
+  if (home_of_parameters(zero) == OffloadDevice::none) return;
   const std::string what = "offload_param: slices of parameters ";
   if (!shards_off_gpu(config, device)) {
     log_warning(what +
@@ -244,6 +245,14 @@ void log_offload_from_gpu(const Config& config, const SliceStore& store, Device&
 
 }  // namespace
 
+OffloadDevice home_of_states(const ZeroConfig& zero) {
+  return policy_of(zero.stage).replicate_update ? OffloadDevice::none : zero.offload_optimizer.device;
+}
+
+OffloadDevice home_of_parameters(const ZeroConfig& zero) {
+  return policy_of(zero.stage).partition_parameters ? zero.offload_param.device : OffloadDevice::none;
+}
+
 void check_offload_options(const Config& config, const InitializeOptions& options) {
   const ZeroConfig& zero = config.zero;
   if (!options.optimizer) return;
@@ -253,9 +262,8 @@ void check_offload_options(const Config& config, const InitializeOptions& option
                     ".device is \"nvme\", and the optimizer is the program's own, " + why +
                     ": set it to \"cpu\", or name an optimizer in the config");
   };
-  check(zero.offload_optimizer.device == OffloadDevice::nvme && zero.stage > 0, "offload_optimizer",
-        "which keeps its state in memory");
-  check(zero.offload_param.device == OffloadDevice::nvme && zero.stage == 3, "offload_param",
+  check(home_of_states(zero) == OffloadDevice::nvme, "offload_optimizer", "which keeps its state in memory");
+  check(home_of_parameters(zero) == OffloadDevice::nvme, "offload_param",
         "which needs everything that it updates in memory at once");
 }
 
@@ -264,11 +272,11 @@ void log_offload(const Config& config, const SliceStore& store, const Communicat
   const ZeroConfig& zero = config.zero;
   if (communicator.device().streams().asynchronous())
     return log_offload_from_gpu(config, store, communicator.device());
-  if (zero.stage > 0 && zero.offload_optimizer.device != OffloadDevice::none) {
+  if (home_of_states(zero) != OffloadDevice::none) {
     log_place(zero.offload_optimizer.device, "offload_optimizer", "optimizer states and master weights",
               store.files(), zero.offload_optimizer.nvme_path);
   }
-  if (zero.stage == 3 && zero.offload_param.device != OffloadDevice::none) {
+  if (home_of_parameters(zero) != OffloadDevice::none) {
     log_place(zero.offload_param.device, "offload_param", "slices of parameters", store.value_files(),
               zero.offload_param.nvme_path);
   }
@@ -282,63 +290,6 @@ void keep_states_in_files(SliceStore& store, const Config& config, const Initial
   for (const NamedParameter& parameter : parameters) names.push_back(parameter.name);
   if (!on_gpu || kinds.master_on_host) offload_optimizer(store, config, options, kinds, names, communicator);
   if (!on_gpu || kinds.shards_on_host) offload_param(store, config, names, communicator);
-}
-
-void ShardStates::plan(std::span<const int> shards) {
-  planned_.clear();
-  for (const int shard : shards) planned_.push_back(chunks_[shard]);
-  if (store_->files()) store_->files()->plan(planned_);
-  if (!store_->value_files()) return;
-  // Consecutive shards of a bucket share one read of its values. Buckets whose values the update does not
-  // read are left out.
-  for (ChunkOfSlice& chunk : planned_) chunk.chunk = 0;
-  const auto same = [](const ChunkOfSlice& a, const ChunkOfSlice& b) { return a.bucket == b.bucket; };
-  planned_.erase(std::unique(planned_.begin(), planned_.end(), same), planned_.end());
-  std::erase_if(planned_, [&](const ChunkOfSlice& chunk) { return !updates_values_in_files(chunk.bucket); });
-  store_->value_files()->plan(planned_);
-}
-
-bool ShardStates::updates_values_in_files(int bucket) const {
-  return store_->has_values_in_files(bucket) && !store_->has(bucket, kMaster);
-}
-
-void ShardStates::open(int shard, ShardUse use) {
-  const auto [bucket, chunk] = chunks_[shard];
-  store_->open_chunk(bucket, chunk);
-  if (use == ShardUse::update) {
-    hold_values(bucket);
-  } else if (updates_values_in_files(bucket)) {
-    store_->open_values(bucket, ValueUse::read);
-  }
-}
-
-void ShardStates::close(int shard, ShardUse use) {
-  const auto [bucket, chunk] = chunks_[shard];
-  if (use == ShardUse::moments && updates_values_in_files(bucket))
-    store_->close_values(bucket, ValueUse::read);
-  if (host_update_ && use == ShardUse::update && store_->has(bucket, kMaster)) {
-    host_update_->copy_master(bucket, store_->chunk_range(bucket, chunk).begin,
-                              store_->chunk(bucket, store_->at(bucket, kMaster), chunk));
-  }
-  store_->close_chunk(bucket, chunk, /*changed=*/true);
-}
-
-// 16-bit values need not be read: an update overwrites all of them with the rounded master weights.
-void ShardStates::hold_values(int bucket) {
-  auto use_of = [&](int held) {
-    return updates_values_in_files(held) ? ValueUse::change : ValueUse::overwrite;
-  };
-  if (held_ == bucket) return;
-  const int before = std::exchange(held_, -1);
-  if (before >= 0) store_->close_values(before, use_of(before));
-  if (bucket < 0) return;
-  store_->open_values(bucket, use_of(bucket));
-  held_ = bucket;
-}
-
-void ShardStates::finish_update() {
-  hold_values(-1);
-  backwards_ = !backwards_ && store_->files();
 }
 
 }  // namespace zerorun

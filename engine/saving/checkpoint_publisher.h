@@ -18,7 +18,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/publication.h"
 #include "comm/communicator.h"
-#include "engine/save_agreement.h"
+#include "engine/saving/save_agreement.h"
 
 namespace zerorun {
 
@@ -37,15 +37,15 @@ class CheckpointPublisher {
   CheckpointPublisher(checkpoint::FileSystem& files, const SavedTag& tag, SaveAgreement& agreement,
                       const Communicator& communicator);
 
-  /// Rank 0 makes the tag's folder. Returns rank 0's failure as failure_of() does, on all ranks.
-  std::string open();
+  /// Rank 0 makes the tag's folder. Returns rank 0's failure, on all ranks.
+  Failure open();
   /// Returns the folder for this rank's files, once it is there. Throws UserError if this host does not see
   /// it.
   std::filesystem::path folder();
   /// Posts this rank's part and publishes the tag. `part`: the facts about this rank's files as JSON.
-  /// `failure`: why this rank has no part; empty if it has one. Returns the first failure of any rank, on all
+  /// `failure`: why this rank has no part, if it has none. Returns the first failure of any rank, on all
   /// ranks.
-  std::string publish(const std::string& part, const std::string& failure);
+  Failure publish(const std::string& part, const Failure& failure);
   /// After a publish() that returned no failure: removes the tags that `keep_last` does not keep.
   void remove_old() noexcept;
   /// The lock of the directory, on ranks that have made a folder there; else null.
@@ -57,9 +57,13 @@ class CheckpointPublisher {
 
  private:
   void make_folder(const std::string& id);
-  std::string publish_for_all();
-  std::vector<int> collect_parts(checkpoint::Manifest& manifest, std::string& failure);
-  std::string await_other_hosts(const std::vector<int>& ranks);
+  Failure publish_for_all();
+  std::vector<int> collect_parts(checkpoint::Manifest& manifest, Failure& failure);
+  Failure await_other_hosts(const std::vector<int>& ranks);
+  /// Adds the rank to a failure, if there are several ranks.
+  Failure named(const Failure& failure, int rank) const {
+    return failure.on_rank(rank, communicator_->world_size());
+  }
   void wait_until(const std::function<bool()>& is_there, std::chrono::milliseconds patience);
 
   checkpoint::FileSystem* files_;

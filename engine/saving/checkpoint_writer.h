@@ -14,7 +14,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,8 +22,9 @@
 #include "checkpoint/state_file.h"
 #include "comm/communicator.h"
 #include "comm/notices.h"
-#include "engine/checkpoint_publisher.h"
-#include "engine/state_pins.h"
+#include "engine/saving/checkpoint_publisher.h"
+#include "engine/saving/frozen_files.h"
+#include "engine/saving/state_pins.h"
 
 namespace zerorun {
 
@@ -32,7 +32,7 @@ namespace zerorun {
 struct CheckpointPart : SavedTag {
   std::vector<checkpoint::FileToWrite> files = {};
   std::vector<std::vector<std::weak_ptr<checkpoint::MemorySnapshot>>> pinned = {};  // by bucket
-  std::string failure = {};  // why this part could not be made, as failure_of() returns it; else empty
+  Failure failure = {};  // why this part could not be made
 };
 
 class CheckpointWriter {
@@ -45,19 +45,16 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
+  /// Waits for the save in progress. Later saves write to `files`, which must outlive them, instead of this
+  /// machine's file system.
+  void write_to(checkpoint::FileSystem& files);
   /// The snapshots from which the files of a part are written. No save may be in progress.
   StatePins& pins() { return pins_; }
-  /// The file `name` of an earlier checkpoint if its content is still current, else null. No save may be in
-  /// progress.
-  const checkpoint::PublishedFile* published(const std::string& name) const;
-  /// To be called when the content of the file `name` is about to change. Any thread.
-  void forget_published(const std::string& name);
-  /// Forgets all published files.
-  void forget_published();
+  /// The files to which the next save may link. No save may be in progress, unless a function says otherwise.
+  FrozenFiles& frozen() { return frozen_; }
   /// Starts a save in a thread and returns at once. If no thread can be created, saves before it returns. No
-  /// other save may be in progress. All ranks start their saves in the same order. `files` must outlive the
-  /// save.
-  void start(CheckpointPart part, checkpoint::FileSystem& files);
+  /// other save may be in progress. All ranks start their saves in the same order.
+  void start(CheckpointPart part);
   /// Returns when no save is in progress and no old checkpoint is being removed.
   void finish();
   /// Returns when the last checkpoint is published. If it failed, throws the same error on all ranks.
@@ -79,11 +76,11 @@ class CheckpointWriter {
  private:
   void check_not_forked() const;
   void copy_unwritten(int bucket);
-  void write(CheckpointPart& part, checkpoint::FileSystem& files, int64_t number,
-             std::promise<std::string>& outcome);
-  std::string write_files(CheckpointPart& part, checkpoint::FileSystem& files,
-                          const std::filesystem::path& folder, SaveAgreement& agreement);
+  void write(CheckpointPart& part, int64_t number, std::promise<Failure>& outcome);
+  std::string write_files(CheckpointPart& part, const std::filesystem::path& folder,
+                          SaveAgreement& agreement);
 
+  checkpoint::FileSystem* files_;
   Communicator* communicator_;
   HomeProcess home_;
   StatePins pins_;
@@ -93,13 +90,12 @@ class CheckpointWriter {
   std::map<std::filesystem::path, std::shared_ptr<checkpoint::FolderLock>> locks_;
   int64_t saves_ = 0;
   std::thread thread_;
-  std::shared_future<std::string> outcome_;  // of the last save: the failure, or empty
+  std::shared_future<Failure> outcome_;  // of the last save
   bool failure_is_logged_ = false;
   std::atomic<std::chrono::steady_clock::time_point> patience_ends_;
-  mutable std::mutex mutex_;  // guards the next three members
+  FrozenFiles frozen_;
+  std::mutex mutex_;  // guards pinned_
   std::vector<std::vector<std::weak_ptr<checkpoint::MemorySnapshot>>> pinned_;
-  std::map<std::string, checkpoint::PublishedFile> published_;
-  std::set<std::string> outdated_;         // names of published files whose content has changed since
   std::atomic<bool> reads_state_ = false;  // pinned state is still to be written
   std::atomic<int64_t> written_ = 0;
   std::atomic<int64_t> kept_ = 0;

@@ -1,4 +1,4 @@
-#include "engine/state_pins.h"
+#include "engine/saving/state_pins.h"
 
 #include <span>
 #include <utility>

@@ -9,11 +9,11 @@
 #include "checkpoint/publication.h"
 #include "checkpoint/saved_state.h"
 #include "comm/agreement.h"
-#include "engine/checkpoint_contents.h"
-#include "engine/checkpoints.h"
-#include "engine/client_tensors.h"
-#include "engine/restore.h"
-#include "engine/save_checks.h"
+#include "engine/saving/checkpoint_contents.h"
+#include "engine/saving/checkpoints.h"
+#include "engine/saving/client_tensors.h"
+#include "engine/saving/restore.h"
+#include "engine/saving/save_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -74,10 +74,10 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   c10::NoGradGuard no_grad;
   state.finish_open_step();
   state.checkpoints.finish();
-  state.checkpoints.forget_published();
+  state.checkpoints.frozen().forget_all();
   Communicator& communicator = *state.communicator;
   check_outside_backward("engine.load_checkpoint");
-  if (state.has_failed_backward()) state.reducer.finish_abandoned();
+  if (state.held.has_failed_backward()) state.reducer.finish_abandoned();
   const std::string label = "loading a checkpoint from " + directory.string();
   check_same_words(words_of_load(directory, tag, options), communicator, label);
   std::string chosen;
@@ -86,7 +86,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
     state.check_between_steps("engine.load_checkpoint");
     state.check_states_are_here("load_checkpoint");
     state.optimizer->follow_program();
-    if (state.holds_gradients) {
+    if (state.held.any()) {
       throw UserError(
           "engine.load_checkpoint() between the micro-steps of an optimizer step, whose gradients would be "
           "lost: call it after a step() that completes one (is_gradient_accumulation_boundary() is true "

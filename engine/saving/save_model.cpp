@@ -8,9 +8,9 @@
 #include "base/error.h"
 #include "checkpoint/safetensors_folder.h"
 #include "comm/agreement.h"
-#include "engine/checkpoint_contents.h"
-#include "engine/checkpoints.h"
-#include "engine/save_checks.h"
+#include "engine/saving/checkpoint_contents.h"
+#include "engine/saving/checkpoints.h"
+#include "engine/saving/save_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;

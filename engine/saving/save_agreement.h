@@ -4,18 +4,17 @@
 
 #include <atomic>
 #include <chrono>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/notices.h"
 
 namespace zerorun {
 
 // A rank waits for another rank at most for the communicator's timeout, which starts anew whenever that rank
-// reports progress. The text of say_outcome() is a result of failure_of(), empty for success. The caller
-// defines the texts of say_ready() and say_part().
+// reports progress. The caller defines the texts of say_ready() and say_part().
 class SaveAgreement {
  public:
   /// All arguments must outlive this object. `number`: identifies the save, the same on all ranks.
@@ -25,21 +24,21 @@ class SaveAgreement {
 
   // Rank 0 posts these texts; the ranks wait for them.
   void say_ready(const std::string& text) { post("ready", text); }
-  void say_outcome(const std::string& failure) { post("outcome", failure); }
+  void say_outcome(const Failure& failure) { post("outcome", failure.encoded()); }
   std::string await_ready() { return await("ready", 0); }
-  std::string await_outcome() { return await("outcome", 0); }
+  Failure await_outcome() { return Failure::decoded(await("outcome", 0)); }
 
   // For hosts without a common folder: rank 0 posts the manifest, or an empty text if the save has failed.
   // Each rank that has a folder to publish posts the result.
   void say_manifest(const std::string& text) { post("manifest", text); }
   std::string await_manifest() { return await("manifest", 0); }
-  void say_published(const std::string& failure);
-  std::string await_published(int rank);
+  void say_published(const Failure& failure);
+  Failure await_published(int rank);
 
   /// Posts why this rank has no part, so that other ranks stop waiting for its work.
-  void say_broken(const std::string& failure) { post("broken", failure); }
-  /// Returns the text of say_broken(), once a rank has called it.
-  std::optional<std::string> broken();
+  void say_broken(const Failure& failure) { post("broken", failure.encoded()); }
+  /// Returns what say_broken() has posted, once a rank has called it.
+  Failure broken();
 
   // Each rank posts the text of its part; rank 0 waits for the texts of all ranks.
   void say_part(const std::string& text);

@@ -13,11 +13,11 @@
 #include "checkpoint/json_text.h"
 #include "checkpoint/publication.h"
 #include "comm/agreement.h"
-#include "engine/checkpoint_contents.h"
-#include "engine/checkpoints.h"
-#include "engine/client_tensors.h"
-#include "engine/restart_items.h"
-#include "engine/save_checks.h"
+#include "engine/saving/checkpoint_contents.h"
+#include "engine/saving/checkpoints.h"
+#include "engine/saving/client_tensors.h"
+#include "engine/saving/restart_items.h"
+#include "engine/saving/save_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -25,8 +25,8 @@ namespace {
 
 std::string tag_of(const EngineState& state, const std::string& given) {
   if (!given.empty()) return given;
-  const int64_t micro_steps = state.counts.micro;
-  return checkpoint::kStepTag + std::to_string(state.counts.global) +
+  const int64_t micro_steps = state.progress.counts().micro;
+  return checkpoint::kStepTag + std::to_string(state.progress.counts().global) +
          (micro_steps > 0 ? "_micro" + std::to_string(micro_steps) : "");
 }
 
@@ -42,9 +42,10 @@ fs::path whole_path(const fs::path& directory) {
 // All that must be the same on all ranks, as text.
 std::string words_of(const EngineState& state, const fs::path& directory, const std::string& tag,
                      const CheckpointOptions& options) {
-  const HeldSince& held = state.held_since;
-  return "\"" + tag + "\" in " + directory.string() + " behind step " + std::to_string(state.counts.global) +
-         " and " + std::to_string(state.counts.micro) + " micro-steps" +
+  const HeldSince& held = state.held.held_since();
+  return "\"" + tag + "\" in " + directory.string() + " behind step " +
+         std::to_string(state.progress.counts().global) + " and " +
+         std::to_string(state.progress.counts().micro) + " micro-steps" +
          (held.dropped
               ? ", gradients dropped (zero_grad()) in micro-step " + std::to_string(held.micro_step + 1) +
                     " before its last " + std::to_string(held.after) + " backwards"
@@ -59,24 +60,22 @@ template <typename Check, typename Words>
 bool agree_to_save(EngineState& state, const Check& check, const Words& words_now) {
   Communicator& communicator = *state.communicator;
   const std::string label = "saving a checkpoint";
-  const std::string failure = failure_of(check);
+  const Failure failure = failure_of(check);
   const std::string words = words_now();
   constexpr uint64_t kWrites = 1;  // lowest bit: this rank has writes that other ranks lack
   constexpr uint64_t kFine = 2;    // next bit: `check` has not failed
   at::Tensor votes = at::zeros({communicator.world_size()}, at::kLong);
   int64_t* by_rank = votes.mutable_data_ptr<int64_t>();
   const bool has_writes = state.residency && state.residency->has_pending_writes();
-  if (failure.empty())
-    by_rank[communicator.rank()] =
-        static_cast<int64_t>(std::hash<std::string>()(words) << 2 | kFine | has_writes);
+  if (!failure)
+    by_rank[communicator.rank()] = static_cast<int64_t>(
+        checkpoint::checksum_of(std::as_bytes(std::span(words))) << 2 | kFine | has_writes);
   communicator.all_reduce(votes, label)->wait();
   const std::span<const int64_t> all(by_rank, static_cast<size_t>(communicator.world_size()));
   const auto word_bits = [](int64_t word) { return static_cast<uint64_t>(word) & ~kWrites; };
   if (!std::ranges::all_of(all,
                            [&](int64_t word) { return word != 0 && word_bits(word) == word_bits(all[0]); })) {
-    const auto failures = exchange_texts(failure, communicator, label);
-    for (int rank = 0; rank < communicator.world_size(); ++rank)
-      throw_failure(failures[rank], communicator.world_size() > 1 ? rank : -1);
+    raise_first(exchange_texts(failure.encoded(), communicator, label));
     const auto all_words = exchange_texts(words, communicator, label);
     for (int rank = 1; rank < communicator.world_size(); ++rank) {
       if (all_words[rank] == all_words[0]) continue;
@@ -94,7 +93,7 @@ bool agree_to_save(EngineState& state, const Check& check, const Words& words_no
 CopyTime copy_time(const EngineState& state, int bucket, const StateTensor& kept) {
   if (kept.home == Home::host) return CopyTime::before_change;
   const BucketKind bucket_kind = state.buckets.kind(bucket);
-  const bool is_seen = state.residency && (bucket_kind.around_uses || bucket_kind.copied_for_writes) &&
+  const bool is_seen = state.residency && (bucket_kind.around_uses() || bucket_kind.copied_for_writes()) &&
                        !state.communicator->device().streams().asynchronous();
   return kept.kind == StateKind::value && !is_seen ? CopyTime::at_once : CopyTime::before_change;
 }
@@ -142,9 +141,10 @@ checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
   std::map<const StateTensor*, std::shared_ptr<checkpoint::MemorySnapshot>> sources;
   checkpoint::FileToWrite file{
       .name = name_of_file(bucket, rank),
-      .metadata = metadata_of({{"bucket", std::to_string(bucket)},
-                               {"rank", std::to_string(rank)},
-                               {"generation", std::to_string(is_frozen ? 0 : state.counts.applied())}}),
+      .metadata =
+          metadata_of({{"bucket", std::to_string(bucket)},
+                       {"rank", std::to_string(rank)},
+                       {"generation", std::to_string(is_frozen ? 0 : state.progress.counts().applied())}}),
       .ranges = {},
       .is_frozen = is_frozen};
   for (int parameter : state.buckets.layout(bucket).parameters) {
@@ -171,9 +171,7 @@ checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
   if (window && !is_frozen) add_gradients(state, bucket, *window, file);
   std::ranges::stable_sort(file.ranges, {},
                            [](const checkpoint::RangeToWrite& range) { return range.range.state; });
-  if (const checkpoint::PublishedFile* published =
-          is_frozen ? state.checkpoints.published(file.name) : nullptr)
-    file.published = *published;
+  state.checkpoints.frozen().find_published(file);
   return file;
 }
 
@@ -191,8 +189,7 @@ void add_slots(EngineState& state, int bucket, std::vector<checkpoint::FileToWri
                                                    .is_frozen = is_frozen,
                                                    .slot = std::move(slot.file),
                                                    .slot_facts = std::move(slot.facts)});
-    if (const checkpoint::PublishedFile* published = is_frozen ? state.checkpoints.published(name) : nullptr)
-      file.published = *published;
+    state.checkpoints.frozen().find_published(file);
   };
   add(store.files(), name_of_slot(bucket, state.communicator->rank()));
   add(store.value_files(), name_of_value_slot(bucket, state.communicator->rank()));
@@ -225,7 +222,7 @@ checkpoint::FileToWrite file_of_buffers(const EngineState& state) {
 // Returns the file of the frozen parameters that every rank has in full. The engine does not see the
 // program's writes to them, so a digest of the values shows whether the file of an earlier checkpoint is
 // still current.
-checkpoint::FileToWrite file_of_frozen(const EngineState& state) {
+checkpoint::FileToWrite file_of_frozen(EngineState& state) {
   checkpoint::FileToWrite file{
       .name = kFrozenFile, .metadata = metadata_of(), .ranges = {}, .is_frozen = true};
   std::vector<at::Tensor> values;
@@ -237,8 +234,7 @@ checkpoint::FileToWrite file_of_frozen(const EngineState& state) {
         {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()}));
   }
   file.digest = checkpoint::checksum_of(std::as_bytes(std::span(digests)));
-  const checkpoint::PublishedFile* published = state.checkpoints.published(file.name);
-  if (published && published->digest == file.digest) file.published = *published;
+  state.checkpoints.frozen().find_published(file);
   auto next = values.begin();
   for (const NamedTensor& other : state.unbucketed) {
     if (other.is_buffer) continue;
@@ -259,7 +255,7 @@ checkpoint::RestartValues numbers_of(EngineState& state) {
 void fill_part(EngineState& state, const std::string& tag, const CheckpointOptions& options,
                CheckpointPart& part) {
   part.manifest = {.tag = tag,
-                   .generation = state.counts.applied(),
+                   .generation = state.progress.counts().applied(),
                    .world_size = state.communicator->world_size(),
                    .stage = state.config.zero.stage,
                    .precision = name_of(state.config.precision.training),
@@ -269,7 +265,7 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
                    .numbers = {numbers_of(state)},
                    .client_state = options.client_state};
   std::optional<WindowSoFar> window;
-  if (state.counts.micro > 0) {
+  if (state.progress.counts().micro > 0) {
     window = state.reducer.window_so_far();
     part.manifest.window = saved_window(state);
     part.manifest.numbers.front()[kWindowArrivals] = window->arrivals;
@@ -308,7 +304,7 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
 }  // namespace
 
 fs::path save_checkpoint(EngineState& state, const fs::path& directory, const std::string& given_tag,
-                         const CheckpointOptions& options, checkpoint::FileSystem& files) {
+                         const CheckpointOptions& options) {
   c10::NoGradGuard no_grad;
   state.finish_open_step();
   state.checkpoints.finish();
@@ -318,7 +314,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     state.follow_schedule();
     state.check_between_steps("engine.save_checkpoint");
     state.check_states_are_here("save_checkpoint");
-    if (state.counts.micro > 0) state.reducer.check_window_is_stored();
+    if (state.progress.counts().micro > 0) state.reducer.check_window_is_stored();
     check_path(directory, "", "save_checkpoint");
     checkpoint::check_tag(tag);
     part.directory = whole_path(directory);
@@ -336,13 +332,13 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   part.keep_last = options.keep_last;
   part.node_local = state.config.node_local_checkpoints;
   part.failure = failure_of([&] { fill_part(state, tag, options, part); });
-  if (!part.failure.empty()) {
+  if (part.failure) {
     part.files.clear();
     part.manifest.tag = tag;
     part.pinned.resize(static_cast<size_t>(state.buckets.count()));
   }
   if (opens) close_slices(state, /*gathers=*/shares && !state.policy.replicate_update);
-  state.checkpoints.start(std::move(part), files);
+  state.checkpoints.start(std::move(part));
   if (!options.asynchronous) state.checkpoints.wait();
   return directory / tag;
 }

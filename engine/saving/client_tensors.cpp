@@ -1,4 +1,4 @@
-#include "engine/client_tensors.h"
+#include "engine/saving/client_tensors.h"
 
 #include <ATen/ops/empty.h>
 
@@ -13,9 +13,9 @@
 #include "checkpoint/safetensors_folder.h"
 #include "checkpoint/safetensors_reader.h"
 #include "comm/agreement.h"
-#include "engine/checkpoint_contents.h"
-#include "engine/save_checks.h"
-#include "engine/state_pins.h"
+#include "engine/saving/checkpoint_contents.h"
+#include "engine/saving/save_checks.h"
+#include "engine/saving/state_pins.h"
 #include "zero/interception.h"
 
 namespace zerorun {

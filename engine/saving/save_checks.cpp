@@ -1,4 +1,4 @@
-#include "engine/save_checks.h"
+#include "engine/saving/save_checks.h"
 
 #include <cmath>
 #include <variant>
@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "base/printable.h"
 #include "checkpoint/json_text.h"
-#include "engine/checkpoint_contents.h"
-#include "engine/restart_items.h"
+#include "engine/saving/checkpoint_contents.h"
+#include "engine/saving/restart_items.h"
 
 namespace zerorun {
 namespace {

@@ -1,0 +1,67 @@
+// The parts of Engine and EngineState that count bytes of model state.
+#include <algorithm>
+
+#include "engine/engine.h"
+#include "engine/engine_state.h"
+#include "zero/stage.h"
+
+namespace zerorun {
+
+BytesPerParameter EngineState::bytes_per_parameter() const {
+  double master = 0;
+  double moments = 0;
+  store.for_each([&](int bucket, const StateTensor& state) {
+    if (state.home == Home::file || state.home == Home::host) return;
+    if (state.kind != StateKind::master && state.kind != StateKind::moment) return;
+    double& total = state.kind == StateKind::master ? master : moments;
+    for (int parameter : buckets.layout(bucket).parameters)
+      total +=
+          static_cast<double>(buckets.parameters()[parameter].tensor.numel() * state.memory.element_size());
+  });
+  const double numel = std::max<double>(1, static_cast<double>(buckets.numel()));  // all may be empty
+  return {.value = size_of(config.precision.training),
+          .gradient = size_of(reducer.gradient_dtype()),
+          .master = master / numel,
+          .moments = moments / numel};
+}
+
+BytesByCategory Engine::bytes_by_category() const {
+  BytesByCategory bytes{.buckets = state_->reducer.buffer_bytes() + state_->optimizer->buffer_bytes(),
+                        .gathered = residency().resident_bytes};
+  for (const SliceFiles* slices : {state_->store.files(), state_->store.value_files()}) {
+    if (!slices) continue;
+    bytes.buckets += slices->files().buffer_bytes();
+    bytes.in_files += slices->files().file_bytes();
+  }
+  for (const NamedTensor& other : state_->unbucketed)
+    bytes.buffers += static_cast<int64_t>(other.tensor.nbytes());
+  auto category = [&](int bucket, StateKind kind) -> int64_t& {
+    switch (kind) {
+      case StateKind::value:
+        return bucket < state_->buckets.trained_count() ? bytes.parameters : bytes.buffers;
+      case StateKind::master:
+        return bytes.master;
+      case StateKind::gradient:
+        return bytes.gradients;
+      case StateKind::moment:
+        break;
+    }
+    return bytes.moments;
+  };
+  bytes.on_host = state_->states_on_host.bytes();
+  if (state_->host_update) bytes.on_host += state_->host_update->bytes();
+  state_->store.for_each([&](int bucket, const StateTensor& state) {
+    if (state_->states_on_host.has(state)) return;  // counted in states_on_host.bytes()
+    int64_t& where = state.home == Home::host ? bytes.on_host : category(bucket, state.kind);
+    where += state_->store.bytes(state);
+  });
+  return bytes;
+}
+
+double Engine::formula_bytes() const {
+  return model_state_bytes(state_->buckets.numel(), state_->buckets.whole_numel(),
+                           state_->buckets.numel_fetched(), state_->communicator->world_size(),
+                           state_->policy, state_->bytes_per_parameter());
+}
+
+}  // namespace zerorun

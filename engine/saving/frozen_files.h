@@ -1,0 +1,36 @@
+// The files of frozen parameters in this rank's last checkpoint, to which the next one may link. Owned by the
+// checkpoint writer.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+
+#include "base/process.h"
+#include "checkpoint/state_file.h"
+
+namespace zerorun {
+
+class FrozenFiles {
+ public:
+  /// Names the published file for `file` to link to, if its content is still current. Does nothing if the
+  /// file is not frozen. Its `digest` must be set.
+  void find_published(checkpoint::FileToWrite& file) const;
+  /// To be called before the frozen files of a save are written: what was published under their names counts
+  /// no more.
+  void start_save(std::span<const checkpoint::FileToWrite> files);
+  void add(const std::string& name, checkpoint::PublishedFile file);
+  /// To be called when the content of the file `name` is about to change. Any thread.
+  void set_outdated(const std::string& name);
+  void forget_all();
+
+ private:
+  HomeProcess home_;
+  mutable std::mutex mutex_;  // guards the next two members
+  std::map<std::string, checkpoint::PublishedFile> published_;
+  std::set<std::string> outdated_;  // names of published files whose content has changed since
+};
+
+}  // namespace zerorun
