@@ -46,7 +46,6 @@ Arguments Hyperparameters::arguments(int64_t steps) const {
       {"scheduler.params.total_num_steps", std::max<int64_t>(steps, 1)},
       {"fp16.enabled", chosen == "fp16"},
       {"bf16.enabled", chosen == "bf16"},
-      {"amp.enabled", false},
       {"checkpoint.use_node_local_storage", false},
   };
 }
