@@ -61,7 +61,7 @@ if(ZERORUN_SANITIZE)
   # With sanitizers, g++ 12 gives false warnings about uninitialized variables and array bounds, also in the
   # standard library's headers.
   add_compile_options(-fsanitize=${ZERORUN_SANITIZE} -fno-omit-frame-pointer -g1
-                      $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> -Wno-array-bounds)
+                      "$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-stringop-overread>" -Wno-array-bounds)
   add_link_options(-fsanitize=${ZERORUN_SANITIZE})
 endif()
 

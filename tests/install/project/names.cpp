@@ -103,7 +103,8 @@ void use_files(const fs::path& folder) {
   const std::vector<zerorun::TensorToStore> tensors = {{.name = "weight", .dtype = "F32", .shape = {2}}};
   expect(zerorun::safetensors_header(tensors).size() % 8 == 0, "a header");
   const std::array<float, 2> values = {1, 2};
-  zerorun::SafetensorsFolder written(zerorun::checkpoint::local_file_system(), folder, tensors, 1 << 20);
+  zerorun::SafetensorsFolder written(zerorun::checkpoint::local_file_system(), folder, tensors, 1 << 20,
+                                     "model", zerorun::Replaceable::none);
   written.write(std::as_bytes(std::span(values)));
   expect(written.finish() == std::vector<std::string>{"model.safetensors"}, "names of files");
   const zerorun::SafetensorsReader read(folder);
