@@ -14,8 +14,8 @@ constexpr size_t kDigits = 16;
 
 }  // namespace
 
-uint64_t checksum_of(std::span<const std::byte> block) {
-  return XXH3_64bits(block.data(), block.size());
+uint64_t checksum_of(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
 }
 
 uint64_t from_hexadecimal(const std::string& text) {

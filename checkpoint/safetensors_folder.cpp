@@ -14,11 +14,10 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kMetadataName = "__metadata__";
-constexpr const char* kFormatEntry = "format";
 constexpr const char* kWriterEntry = "writer";
 constexpr const char* kWriter = "zerorun";
 
-// How the headers and the indices begin that this file writes.
+// How the headers and the indices begin that this file writes. transformers requires the format.
 constexpr std::string_view kHeaderStart = R"({"__metadata__":{"format":"pt","writer":"zerorun"})";
 constexpr std::string_view kIndexStart = "{\n  \"metadata\": {\n    \"writer\": \"zerorun\",";
 
@@ -62,11 +61,7 @@ bool is_own(checkpoint::FileSystem& files, const fs::path& path) {
 }  // namespace
 
 std::string safetensors_header(std::span<const TensorToStore> tensors) {
-  nlohmann::ordered_json header;
-  header[kMetadataName][kFormatEntry] = "pt";  // transformers requires this entry
-  header[kMetadataName][kWriterEntry] = kWriter;
-  std::string text = header.dump();
-  text.pop_back();
+  std::string text(kHeaderStart);
   int64_t end = 0;
   for (const TensorToStore& tensor : tensors) {
     const nlohmann::ordered_json entry = {

@@ -30,7 +30,8 @@ std::vector<std::string> exchange_texts(const std::string& text, Communicator& c
 
 Failure Failure::decoded(const std::string& encoded) {
   if (encoded.empty()) return {};
-  return {static_cast<Kind>(encoded.front()), encoded.substr(1)};
+  const bool is_users = encoded.front() == static_cast<char>(Kind::user);
+  return {is_users ? Kind::user : Kind::other, encoded.substr(1)};
 }
 
 Failure Failure::on_rank(int rank, int world_size) const {

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/program.h"
 #include "device/step_facts.h"
 #include "engine/engine_state.h"
 
@@ -54,7 +55,9 @@ void EngineState::measure() {
   }
   {
     StepTimer::Scope scope(timer, Phase::reduction);
-    const auto notices = reducer.finish_window(held.notice());
+    WindowNotice notice = held.notice();
+    notice.stop = termination_requested();
+    const WindowNotices notices = reducer.finish_window(notice);
     held.forget_drops();
     should_stop = notices.stops > 0 || should_stop;
     if (!notices.same_drops) {

@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/program.h"
 
 namespace zerorun {
 namespace {
@@ -49,8 +48,7 @@ void HeldGradients::count_drop() {
 WindowNotice HeldGradients::notice() const {
   constexpr int64_t kPlaces = int64_t{1} << 20;
   const auto place = [&](int64_t number) { return (held_since_.micro_step * 1021 + number) % kPlaces; };
-  return {.stop = termination_requested(),
-          .dropped = held_since_.dropped,
+  return {.dropped = held_since_.dropped,
           .dropped_after = place(held_since_.before),
           .dropped_before = place(held_since_.after)};
 }

@@ -42,7 +42,7 @@ class HeldGradients {
   /// For messages: what has dropped gradients since the last step(), as the end of a sentence.
   const std::string& why_dropped() const { return why_dropped_; }
   const HeldSince& held_since() const { return held_since_; }
-  /// What the other ranks are to know of held_since().
+  /// What the other ranks are to know of held_since(): all but `stop`.
   WindowNotice notice() const;
 
   /// To be called after each backward: the engine holds gradients now. Marks them, if they are to be marked.

@@ -10,12 +10,12 @@ namespace zerorun {
 // False with Muon: it orthogonalizes whole matrices, which is work for the GPU, where the gradients are.
 bool updates_on_host(const Config& config, Device& device) {
   const bool is_muon = config.optimizer && std::holds_alternative<MuonConfig>(*config.optimizer);
-  return device.streams().asynchronous() && !is_muon && home_of_states(config.zero) != OffloadDevice::none;
+  return device.streams().asynchronous() && !is_muon && optimizer_offload(config.zero) != OffloadDevice::none;
 }
 
 // False if the GPU updates the slices, because these stay in the GPU's memory.
 bool shards_off_gpu(const Config& config, Device& device) {
-  return updates_on_host(config, device) && home_of_parameters(config.zero) != OffloadDevice::none;
+  return updates_on_host(config, device) && parameter_offload(config.zero) != OffloadDevice::none;
 }
 
 HostUpdate::HostUpdate(const SliceStore& store, const Buckets& buckets, const GradientReducer& reducer,

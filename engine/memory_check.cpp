@@ -70,11 +70,11 @@ std::string in_mib(int64_t bytes) {
 std::string remedy(const Config& config, const NeededMemory& needed) {
   if (needed.gathered > needed.total() / 4)
     return "gather fewer parameters at a time (zero_optimization.stage3_max_live_parameters), ";
-  if (home_of_states(config.zero) != OffloadDevice::nvme)
+  if (optimizer_offload(config.zero) != OffloadDevice::nvme)
     return "keep optimizer states in files (zero_optimization.offload_optimizer.device \"nvme\" at stages 1 "
            "to 3), ";
   const StagePolicy policy = policy_of(config.zero.stage);
-  const bool in_files = home_of_parameters(config.zero) == OffloadDevice::nvme;
+  const bool in_files = parameter_offload(config.zero) == OffloadDevice::nvme;
   if (policy.partition_parameters && (!in_files || config.zero.offload_param.max_in_cpu > 0))
     return "keep parameters in files (zero_optimization.offload_param.device \"nvme\", max_in_cpu 0) and "
            "gather few at a time (stage3_max_live_parameters), ";

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/file_path.h"
 #include "comm/agreement.h"
-#include "engine/saving/save_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;

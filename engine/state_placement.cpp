@@ -10,12 +10,12 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file_path.h"
 #include "base/log.h"
 #include "checkpoint/checksums.h"
 #include "comm/agreement.h"
 #include "engine/host_update.h"
 #include "engine/optimizer_groups.h"
-#include "engine/saving/save_checks.h"
 #include "optim/update_rule_of.h"
 #include "zero/stage.h"
 
@@ -160,7 +160,7 @@ void offload_optimizer(SliceStore& store, const Config& config, const Initialize
                        const BucketOptions& kinds, const std::vector<std::string>& names,
                        Communicator& communicator) {
   const OffloadOptimizerConfig& offload = config.zero.offload_optimizer;
-  if (home_of_states(config.zero) != OffloadDevice::nvme) return;
+  if (optimizer_offload(config.zero) != OffloadDevice::nvme) return;
   const auto states = states_in_files(store, kinds, offload.ratio, group_configs(*config.optimizer, options));
   if (std::ranges::all_of(states, [](const auto& of_bucket) { return of_bucket.empty(); })) return;
   const int64_t chunk =
@@ -174,7 +174,7 @@ void offload_optimizer(SliceStore& store, const Config& config, const Initialize
 void offload_param(SliceStore& store, const Config& config, const std::vector<std::string>& names,
                    Communicator& communicator) {
   const OffloadParamConfig& offload = config.zero.offload_param;
-  if (home_of_parameters(config.zero) != OffloadDevice::nvme) return;
+  if (parameter_offload(config.zero) != OffloadDevice::nvme) return;
   const std::vector<int> buckets = buckets_in_files(store, offload);
   if (buckets.empty()) return;
   const Dtype dtype = config.precision.training;
@@ -215,7 +215,7 @@ void log_place(OffloadDevice device, const std::string& section, const std::stri
 
 void log_offload_from_gpu(const Config& config, const SliceStore& store, Device& device) {
   const ZeroConfig& zero = config.zero;
-  if (home_of_states(zero) != OffloadDevice::none) {
+  if (optimizer_offload(zero) != OffloadDevice::none) {
     const std::string what = "offload_optimizer: optimizer states and master weights ";
     if (!updates_on_host(config, device)) {
       log_warning(what + "of Muon stay in the GPU's memory, where its matrices are");
@@ -230,7 +230,7 @@ void log_offload_from_gpu(const Config& config, const SliceStore& store, Device&
             "memory");
     }
   }
-  if (home_of_parameters(zero) == OffloadDevice::none) return;
+  if (parameter_offload(zero) == OffloadDevice::none) return;
   const std::string what = "offload_param: slices of parameters ";
   if (!shards_off_gpu(config, device)) {
     log_warning(what +
@@ -245,11 +245,11 @@ void log_offload_from_gpu(const Config& config, const SliceStore& store, Device&
 
 }  // namespace
 
-OffloadDevice home_of_states(const ZeroConfig& zero) {
+OffloadDevice optimizer_offload(const ZeroConfig& zero) {
   return policy_of(zero.stage).replicate_update ? OffloadDevice::none : zero.offload_optimizer.device;
 }
 
-OffloadDevice home_of_parameters(const ZeroConfig& zero) {
+OffloadDevice parameter_offload(const ZeroConfig& zero) {
   return policy_of(zero.stage).partition_parameters ? zero.offload_param.device : OffloadDevice::none;
 }
 
@@ -262,8 +262,9 @@ void check_offload_options(const Config& config, const InitializeOptions& option
                     ".device is \"nvme\", and the optimizer is the program's own, " + why +
                     ": set it to \"cpu\", or name an optimizer in the config");
   };
-  check(home_of_states(zero) == OffloadDevice::nvme, "offload_optimizer", "which keeps its state in memory");
-  check(home_of_parameters(zero) == OffloadDevice::nvme, "offload_param",
+  check(optimizer_offload(zero) == OffloadDevice::nvme, "offload_optimizer",
+        "which keeps its state in memory");
+  check(parameter_offload(zero) == OffloadDevice::nvme, "offload_param",
         "which needs everything that it updates in memory at once");
 }
 
@@ -272,11 +273,11 @@ void log_offload(const Config& config, const SliceStore& store, const Communicat
   const ZeroConfig& zero = config.zero;
   if (communicator.device().streams().asynchronous())
     return log_offload_from_gpu(config, store, communicator.device());
-  if (home_of_states(zero) != OffloadDevice::none) {
+  if (optimizer_offload(zero) != OffloadDevice::none) {
     log_place(zero.offload_optimizer.device, "offload_optimizer", "optimizer states and master weights",
               store.files(), zero.offload_optimizer.nvme_path);
   }
-  if (home_of_parameters(zero) != OffloadDevice::none) {
+  if (parameter_offload(zero) != OffloadDevice::none) {
     log_place(zero.offload_param.device, "offload_param", "slices of parameters", store.value_files(),
               zero.offload_param.nvme_path);
   }

@@ -15,10 +15,10 @@ namespace zerorun {
 
 /// Where the config wants optimizer states and master weights: `none` also at a stage that leaves them whole
 /// on every rank, where offload_optimizer has no effect.
-OffloadDevice home_of_states(const ZeroConfig& zero);
+OffloadDevice optimizer_offload(const ZeroConfig& zero);
 /// Where the config wants slices of parameters: `none` also at a stage that does not partition parameters,
 /// where offload_param has no effect.
-OffloadDevice home_of_parameters(const ZeroConfig& zero);
+OffloadDevice parameter_offload(const ZeroConfig& zero);
 
 /// Throws UserError if the config asks for files and the optimizer is the program's own. The error names the
 /// section.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file_path.h"
 #include "checkpoint/publication.h"
 #include "checkpoint/saved_state.h"
 #include "comm/agreement.h"
@@ -13,7 +14,6 @@
 #include "engine/saving/checkpoints.h"
 #include "engine/saving/client_tensors.h"
 #include "engine/saving/restore.h"
-#include "engine/saving/save_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file_path.h"
 #include "checkpoint/checksums.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/publication.h"

@@ -4,7 +4,6 @@
 #include <variant>
 
 #include "base/error.h"
-#include "base/printable.h"
 #include "checkpoint/json_text.h"
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/saving/restart_items.h"
@@ -26,14 +25,6 @@ bool is_plain(const at::Tensor& tensor) {
 }
 
 }  // namespace
-
-void check_path(const std::filesystem::path& directory, const std::string& name, const std::string& call) {
-  if (directory.empty()) throw UserError(call + "(): the folder's name is empty: name a folder");
-  const std::string path = (name.empty() ? directory : directory / name).string();
-  if (path.find('\0') == std::string::npos) return;
-  throw UserError(call + "(): the path " + printable(path) +
-                  " has a 0 byte (shown as ?), which no name of a file has: give another one");
-}
 
 bool can_name_tensor(const std::string& name) {
   return checkpoint::is_json_text(name) && name != kMetadata;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file_path.h"
 #include "checkpoint/safetensors_folder.h"
 #include "comm/agreement.h"
 #include "engine/saving/checkpoint_contents.h"

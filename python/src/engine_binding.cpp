@@ -12,13 +12,13 @@
 #include <variant>
 
 #include "base/error.h"
+#include "base/file_path.h"
 #include "comm/agreement.h"
 #include "comm/meeting/environment.h"
 #include "comm/rendezvous.h"
 #include "config/check.h"
 #include "config/config.h"
 #include "engine/hidden_size.h"
-#include "engine/saving/save_checks.h"
 #include "optim/schedule.h"
 
 namespace zerorun::python {
