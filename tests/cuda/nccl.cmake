@@ -8,10 +8,10 @@ zerorun_test(nccl_watchdog_test TORCH LABELS unit
 
 # This test forks, so it has a program of its own.
 zerorun_test(nccl_stopped_rank_test TORCH LABELS ranks
-  SOURCES stopped_rank_test.cpp ${PROJECT_SOURCE_DIR}/tests/comm/rank_processes.cpp
+  SOURCES stopped_rank_test.cpp
           ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp
           ${PROJECT_SOURCE_DIR}/cuda/store_courier.cpp
-  LIBRARIES zerorun_comm)
+  LIBRARIES zerorun_rank_processes)
 
 if(ZERORUN_WITH_CUDA)
   zerorun_test(nccl_library_test TORCH LABELS unit
@@ -32,10 +32,9 @@ if(ZERORUN_WITH_CUDA)
   target_include_directories(nccl_requests_test SYSTEM PRIVATE ${ZERORUN_NCCL_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
 
   # The ranks of this test are processes that load libzerorun_cuda.so at run time, as programs do.
-  add_executable(nccl_communicator_test nccl_communicator_test.cpp
-    ${PROJECT_SOURCE_DIR}/tests/comm/collective_script.cpp ${PROJECT_SOURCE_DIR}/tests/comm/rank_processes.cpp)
-  target_link_libraries(nccl_communicator_test PRIVATE zerorun_comm zerorun_torch)
-  target_precompile_headers(nccl_communicator_test REUSE_FROM zerorun_torch_headers)
+  add_executable(nccl_communicator_test nccl_communicator_test.cpp)
+  target_link_libraries(nccl_communicator_test PRIVATE zerorun_rank_processes)
+  target_precompile_headers(nccl_communicator_test REUSE_FROM zerorun_test_headers)
   add_dependencies(nccl_communicator_test zerorun_cuda)
   add_test(NAME nccl_communicator_test COMMAND nccl_communicator_test WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(nccl_communicator_test PROPERTIES
@@ -43,9 +42,9 @@ if(ZERORUN_WITH_CUDA)
     ENVIRONMENT ZERORUN_CUDA_LIBRARY=$<TARGET_FILE:zerorun_cuda>)
 
   # So are those of this test.
-  add_executable(two_gpus_test two_gpus_test.cpp ${PROJECT_SOURCE_DIR}/tests/comm/rank_processes.cpp)
-  target_link_libraries(two_gpus_test PRIVATE zerorun_engine)
-  target_precompile_headers(two_gpus_test REUSE_FROM zerorun_torch_headers)
+  add_executable(two_gpus_test two_gpus_test.cpp)
+  target_link_libraries(two_gpus_test PRIVATE zerorun_engine zerorun_rank_processes)
+  target_precompile_headers(two_gpus_test REUSE_FROM zerorun_test_headers)
   add_dependencies(two_gpus_test zerorun_cuda)
   add_test(NAME two_gpus_test COMMAND two_gpus_test WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(two_gpus_test PROPERTIES

@@ -13,7 +13,7 @@ namespace {
 
 using torch::nn::Linear;
 
-constexpr int64_t kBucket = 1024;  // elements; each parameter of layers() has this size
+constexpr int64_t kLayerNumel = 1024;  // elements; each parameter of layers() has this size
 
 std::function<at::Tensor(int)> layers(Built& model) {
   std::vector<Linear> stack;
@@ -36,7 +36,7 @@ TEST_CASE("Raw access without a scope throws right after a use too, because its 
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     auto model = build(layers);
     Engine engine =
-        make_engine(*model, Partition{.max_live = 1 << 20, .bucket_numel = kBucket}, communicator);
+        make_engine(*model, Partition{.max_live = 1 << 20, .bucket_numel = kLayerNumel}, communicator);
     model->run(0);
     at::Tensor weight = model->parameters()[5];
     expect_throws([&] { weight.data_ptr<float>()[0] = 42; }, kNotGathered, "data_ptr after a use");
@@ -48,14 +48,15 @@ TEST_CASE("Raw access without a scope throws right after a use too, because its 
 }
 
 TEST_CASE("Evaluation and departures keep the limits on memory") {
-  const int64_t max_live = GENERATE(0, 2, 3, 6) * kBucket;
-  const int64_t prefetch = GENERATE(0, 1) * kBucket;
+  const int64_t max_live = GENERATE(0, 2, 3, 6) * kLayerNumel;
+  const int64_t prefetch = GENERATE(0, 1) * kLayerNumel;
   CAPTURE(max_live, prefetch);
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     auto model = build(layers);
     Engine engine = make_engine(
-        *model, Partition{.max_live = max_live, .prefetch = prefetch, .bucket_numel = kBucket}, communicator);
-    const int64_t bound = (std::max(max_live, kBucket) + prefetch) * 4;
+        *model, Partition{.max_live = max_live, .prefetch = prefetch, .bucket_numel = kLayerNumel},
+        communicator);
+    const int64_t bound = (std::max(max_live, kLayerNumel) + prefetch) * 4;
     for (int i = 0; i < 8; ++i) {
       engine.backward(loss_of(model->run(i)));  // every third iteration uses another order of layers
       engine.step();
@@ -73,7 +74,8 @@ TEST_CASE("Evaluation and departures keep the limits on memory") {
 TEST_CASE("A scope still works after its engine has been destroyed") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     auto model = build(layers);
-    auto engine = std::make_optional(make_engine(*model, Partition{.bucket_numel = kBucket}, communicator));
+    auto engine =
+        std::make_optional(make_engine(*model, Partition{.bucket_numel = kLayerNumel}, communicator));
     at::Tensor weight = model->parameters()[0];
     {
       GatheredParameters scope(*engine, {weight}, 0);
@@ -101,7 +103,7 @@ TEST_CASE("After a failed initialize() operators on the model throw an error, an
     // Buckets are filled from the last parameter to the first. So when the parameter `bad` fails, "last" is
     // already in a bucket, and the parameter `good`, which comes before `bad`, has not been moved yet.
     model.register_parameter("last", torch::ones({32, 32}));
-    CHECK_THROWS_AS(make_engine(model, Partition{.bucket_numel = kBucket}, communicator), std::exception);
+    CHECK_THROWS_AS(make_engine(model, Partition{.bucket_numel = kLayerNumel}, communicator), std::exception);
     expect_throws([&] { model.named_parameters()["last"].sum(); }, "engine", "an operator afterwards");
     expect(good.sum().item<float>() == 32 * 32, "a parameter that was not moved");
   });

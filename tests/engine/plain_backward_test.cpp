@@ -37,11 +37,11 @@ std::vector<at::Tensor> copies_of(const torch::nn::Module& model) {
   return copies;
 }
 
-void expect_same(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected,
-                 const std::string& what) {
+void expect_same_values(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected,
+                        const std::string& what) {
   expect(found.size() == expected.size(), what);
   for (size_t index = 0; index < found.size(); ++index)
-    testing::expect_same(found[index], expected[index], what + ", parameter " + std::to_string(index));
+    expect_same(found[index], expected[index], what + ", parameter " + std::to_string(index));
 }
 
 // Number of elements of gradients and parameters that this rank has sent.
@@ -134,7 +134,7 @@ TEST_CASE("loss.backward() gives the bits and the communication volume of engine
             const Trained found =
                 train(communicator, config, accumulation,
                       [](Engine& engine, const at::Tensor& loss) { engine.scale(loss).backward(); });
-            expect_same(found.parameters, expected.parameters, "training");
+            expect_same_values(found.parameters, expected.parameters, "training");
             expect(found.norm == expected.norm && found.scale == expected.scale, "norm and scale");
             expect(found.sent == expected.sent, "traffic");
           }));
@@ -174,11 +174,11 @@ TEST_CASE("Recomputed layers: each bucket is reduced once a step, and nested bac
         expect(once_each >= 3 * 4 * 42 / 2, "half of each gradient is sent");
         if (bucket > 36)
           expect(once_each < 3 * 4 * 42, "no gradient is sent twice");  // one bucket has little padding
-        expect_same(run(true, false), expected, "recomputed");
+        expect_same_values(run(true, false), expected, "recomputed");
         expect(reduced == once_each, "traffic, recomputed");
-        expect_same(run(true, true), expected, "recomputed, loss.backward()");
+        expect_same_values(run(true, true), expected, "recomputed, loss.backward()");
         expect(reduced == once_each, "traffic, recomputed, loss.backward()");
-        expect_same(run(false, true), expected, "loss.backward()");
+        expect_same_values(run(false, true), expected, "loss.backward()");
         expect(reduced == once_each, "traffic, loss.backward()");
       }));
     }
@@ -242,7 +242,7 @@ TEST_CASE(
             }
             return copies_of(model);
           };
-          expect_same(run(true), run(false), "after a backward that threw");
+          expect_same_values(run(true), run(false), "after a backward that threw");
         }));
       }
     }
@@ -514,14 +514,15 @@ TEST_CASE("Marks in grad() tell the engine which gradients the program drops or 
     return found[0];
   };
   const std::vector<at::Tensor> plain = trained(false, [](Net&) {});
-  expect_same(trained(true, [](Net& model) { model->zero_grad(); }), plain, "zero_grad()");
-  expect_same(trained(true, [](Net& model) { model->zero_grad(/*set_to_none=*/false); }), plain, "zeroed");
-  expect_same(trained(true,
-                      [](Net& model) {
-                        for (const at::Tensor& parameter : model->parameters())
-                          parameter.mutable_grad().reset();
-                      }),
-              plain, "emptied");
+  expect_same_values(trained(true, [](Net& model) { model->zero_grad(); }), plain, "zero_grad()");
+  expect_same_values(trained(true, [](Net& model) { model->zero_grad(/*set_to_none=*/false); }), plain,
+                     "zeroed");
+  expect_same_values(trained(true,
+                             [](Net& model) {
+                               for (const at::Tensor& parameter : model->parameters())
+                                 parameter.mutable_grad().reset();
+                             }),
+                     plain, "emptied");
   CHECK_THROWS_WITH(trained(true, [](Net& model) { model->last->bias.mutable_grad().reset(); }),
                     Contains("dropped the gradient of parameter last.bias"));
   CHECK_THROWS_WITH(

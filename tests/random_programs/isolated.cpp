@@ -40,7 +40,7 @@ class Child {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     dup2(fileno(log_), STDERR_FILENO);
     body([&](const std::string& line) {
-      if (write(ends[1], line.data(), line.size()) < 0) _exit(1);
+      if (::write(ends[1], line.data(), line.size()) < 0) _exit(1);
     });
     _exit(0);  // runs no destructors: the objects belong to the parent
   }
