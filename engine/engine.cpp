@@ -156,6 +156,7 @@ Engine::~Engine() = default;
 void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_graph) {
   EngineState& state = *state_;
   check_outside_backward("engine.backward");
+  state.check_has_parameters("engine.backward");
   state.held.follow_failed_backward("engine.backward");
   state.held.follow_marks("engine.backward");
   state.check_trains("engine.backward");
@@ -196,6 +197,7 @@ void Engine::zero_grad() {
   EngineState& state = *state_;
   state.check_not_failed("engine.zero_grad");
   check_outside_backward("engine.zero_grad");
+  state.check_has_parameters("engine.zero_grad");
   state.held.zero();
 }
 

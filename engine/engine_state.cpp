@@ -151,6 +151,13 @@ EngineState::EngineState(Model given_model, Config given_config,
   Event ready;
   streams.record(ready, streams.current());
   streams.await(ready, communicator->timeout(), "the initial values");
+  owned.emplace(buckets.parameters(), [this](int parameter) { lose(parameter); });
+}
+
+void EngineState::lose(int parameter) {
+  if (lost_parameter < 0) lost_parameter = parameter;
+  reducer.stop();
+  held.stop();
 }
 
 void EngineState::before_write(int bucket) {

@@ -12,6 +12,7 @@
 #include "engine/model.h"
 #include "engine/model_parameters.h"
 #include "engine/options.h"
+#include "engine/parameter_owners.h"
 #include "engine/saving/checkpoint_writer.h"
 #include "engine/schedules.h"
 #include "engine/shard_states.h"
@@ -46,8 +47,11 @@ struct EngineState {
               ModelParameters parameters, const InitializeOptions& options);
   ~EngineState();
 
-  /// Throws UserError once an update has failed. `call`: the function to name in the error, such as
-  /// "engine.step".
+  /// Throws UserError if another engine has taken a parameter of this one, which therefore neither trains nor
+  /// saves any more. To be called before anything else is done with gradients. `call`: the function to name
+  /// in the error, such as "engine.step".
+  void check_has_parameters(const std::string& call) const;
+  /// Throws UserError once an update has failed.
   void check_not_failed(const std::string& call) const;
   /// Throws UserError if the engine has no optimizer.
   void check_trains(const std::string& call) const;
@@ -88,6 +92,8 @@ struct EngineState {
   /// Updates the loss scale and logs a skipped step. Throws TrainingError.
   void follow_loss_scale();
   void report_time();
+  /// Called when another engine takes a parameter: hooks and marks of this one may not disturb it.
+  void lose(int parameter);
   /// Called before the program writes to this rank's slice of the bucket. Any thread.
   void before_write(int bucket);
   /// Throws UserError between backward() and step(), in a GatheredParameters scope, after a failure, or if a
@@ -127,11 +133,13 @@ struct EngineState {
   bool should_stop = false;               // some rank had received SIGTERM by the last optimizer step
   std::atomic<int> scaled_backwards = 0;  // running backwards that began at a loss of scale()
   bool computes_only = false;             // no optimizer: nothing is trained
+  int lost_parameter = -1;                // the first one that another engine has taken; -1: none
   int open_scopes = 0;                    // number of open GatheredParameters scopes
   /// Of the open scopes, those whose writes this rank undoes itself if they are abandoned.
   std::vector<GatherScope*> keeping_scopes;
 
-  CheckpointWriter checkpoints;  // last member, so destroyed first: its thread reads the other members
+  CheckpointWriter checkpoints;          // destroyed before all other state, which its thread reads
+  std::optional<OwnedParameters> owned;  // set when the engine is complete
 };
 
 }  // namespace zerorun

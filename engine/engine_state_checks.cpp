@@ -16,6 +16,14 @@ void check_outside_backward(const std::string& call) {
                   "after the backward");
 }
 
+void EngineState::check_has_parameters(const std::string& call) const {
+  if (lost_parameter < 0) return;
+  throw UserError(call + "(): another engine, which was made later, has taken parameter " +
+                  buckets.parameters()[lost_parameter].name +
+                  " from this one, because a parameter has one engine at a time: use that engine and destroy "
+                  "this one, or destroy this one before initialize() makes the other");
+}
+
 void EngineState::check_not_failed(const std::string& call) const {
   if (progress.update_failed()) {
     throw UserError(
@@ -57,6 +65,7 @@ void EngineState::check_states_are_here(const std::string& call) const {
 
 void EngineState::check_between_steps(const std::string& call) {
   check_outside_backward(call);
+  check_has_parameters(call);
   held.follow_failed_backward(call);
   held.follow_marks(call);
   check_no_step_is_open(call);

@@ -18,6 +18,7 @@ constexpr int64_t kStepsPerBreakdown = 10;  // when steps_per_print is absent
 
 void EngineState::step() {
   check_outside_backward("engine.step");
+  check_has_parameters("engine.step");
   finish_open_step();
   held.follow_failed_backward("engine.step");
   held.follow_marks("engine.step");

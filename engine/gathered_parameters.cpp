@@ -48,6 +48,7 @@ bool is_same_memory(const at::Tensor& one, const at::Tensor& other) {
 GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& parameters,
                          std::optional<int> modifier_rank)
     : state_(engine.state_), modifier_rank_(modifier_rank) {
+  state_->check_has_parameters("GatheredParameters");
   const int ranks = state_->communicator->world_size();
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= ranks)) {
     throw UserError("GatheredParameters: modifier rank " + std::to_string(*modifier_rank) +

@@ -78,6 +78,8 @@ class HeldGradients {
 
   /// Whether grad() of the trained parameters has marks, after a backward.
   bool has_marks() const { return marks_ != nullptr; }
+  /// To be called when another engine has taken parameters: takes the marks away, for good.
+  void stop() { marks_.reset(); }
   /// To be called when parameters are back in their buckets (GradientMarks::hook_again()).
   void hook_again();
 

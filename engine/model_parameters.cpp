@@ -79,11 +79,26 @@ void check_trainable(const std::string& name, const at::Tensor& tensor, Dtype tr
     throw UserError(parameter + " is not a leaf: register the tensor that owns the values");
 }
 
+// Whether the memory was taken away with the engine that owned it. A tensor of an engine that lives, and a
+// deferred one, have owners.
+bool has_no_values(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || tensor.is_meta() || tensor.nbytes() == 0 || owner_of(tensor))
+    return false;
+  return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
+}
+
 void check_usable(const std::string& name, const at::Tensor& tensor) {
   if (tensor.is_inference()) {
     throw UserError("parameter " + name +
                     " was made in inference mode, where autograd and the engine cannot follow it: build the "
                     "model outside of c10::InferenceMode (Python: torch.inference_mode())");
+  }
+  if (has_no_values(tensor)) {
+    throw UserError(
+        "parameter " + name +
+        " has no values: its memory is gone, as with an engine of ZeRO stage 3 that was destroyed. "
+        "Make the new engine while that one lives, or give the parameter memory "
+        "(parameter.set_data(); Python: parameter.data = ...) and load a checkpoint");
   }
 }
 
@@ -299,11 +314,21 @@ void broadcast_tensor(const NamedTensor& named, int root, Communicator& communic
   if (flat.const_data_ptr() != tensor.const_data_ptr()) tensor.detach().copy_(flat.view(tensor.sizes()));
 }
 
+namespace {
+
+at::Tensor values_of(const NamedTensor& deferred) try {
+  return make_tensor(deferred.tensor);
+} catch (const UserError& error) {
+  throw UserError("the values of " + deferred.name + ": " + error.what());
+}
+
+}  // namespace
+
 void broadcast_others(const ModelParameters& model, Communicator& communicator) {
   for (const NamedTensor& other : model.unbucketed) {
     at::Tensor tensor = other.tensor;  // copies only the handle: set_data() changes the model's tensor
     if (is_deferred(tensor)) {
-      tensor.set_data(communicator.rank() == 0 ? make_tensor(tensor) : place_like(tensor));
+      tensor.set_data(communicator.rank() == 0 ? values_of(other) : place_like(tensor));
     }
     const c10::Device device = communicator.device().location();
     const at::ScalarType dtype = other.dtype ? scalar_type(*other.dtype) : tensor.scalar_type();

@@ -70,6 +70,7 @@ at::Tensor ParameterStates::gather(int parameter, const at::Tensor& own, const s
 
 std::vector<std::string> ParameterStates::names(const at::Tensor& parameter) const {
   check_outside_backward("ParameterStates::names");
+  state_->check_has_parameters("ParameterStates::names");
   state_->held.follow_marks("ParameterStates::names");
   state_->check_no_step_is_open("ParameterStates::names");
   std::vector<std::string> names;
@@ -105,6 +106,7 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
 int ParameterStates::find_complete_gradient(const at::Tensor& parameter, const std::string& call) const {
   EngineState& state = *state_;
   check_outside_backward("ParameterStates::" + call);
+  state.check_has_parameters("ParameterStates::" + call);
   state.held.follow_failed_backward("ParameterStates::" + call);
   state.held.follow_marks("ParameterStates::" + call);
   state.check_before_step("ParameterStates::" + call);
@@ -147,6 +149,10 @@ void ParameterStates::write_gradient(const at::Tensor& parameter, const at::Tens
 bool ParameterStates::may_read_alone() const {
   return !state_->residency || state_->communicator->world_size() == 1 ||
          state_->residency->allows_lone_reads();
+}
+
+bool ParameterStates::has_parameters() const {
+  return state_->lost_parameter < 0;
 }
 
 void ParameterStates::write(const at::Tensor& parameter, const std::string& name, const at::Tensor& values) {

@@ -40,6 +40,9 @@ class ParameterStates {
   /// Whether this rank alone may read parameters by operators: true if gathers need no other rank, as for
   /// ranks that share the memory of parameters. No collective; never throws.
   bool may_read_alone() const;
+  /// False once another engine, made later, has taken a parameter of this one (engine/parameter_owners.h).
+  /// Never throws.
+  bool has_parameters() const;
 
  private:
   std::optional<int> find(const at::Tensor& parameter) const;

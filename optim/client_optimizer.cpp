@@ -12,6 +12,8 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <typeinfo>
@@ -59,6 +61,17 @@ class UndampenedStep {
   std::vector<std::pair<torch::optim::SGDOptions*, double>> given_;
 };
 
+// The optimizers of the program that engines of this process use. Never destroyed, because destructors of
+// static engines may still use it at the end of the process.
+std::mutex& mutex_of_used() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
+std::set<const torch::optim::Optimizer*>& used() {
+  static auto* const optimizers = new std::set<const torch::optim::Optimizer*>;
+  return *optimizers;
+}
+
 class ClientOptimizer : public ShardOptimizer {
  public:
   ClientOptimizer(torch::optim::Optimizer& optimizer, std::vector<Shard> shards, const BorrowMoment& borrow,
@@ -86,11 +99,17 @@ class ClientOptimizer : public ShardOptimizer {
       own_.push_back(group.params());
       options_of_group_.push_back(moment_options(group.options()));
     }
+    std::lock_guard lock(mutex_of_used());
+    used().insert(optimizer_);
   }
 
   // Gives the optimizer the state and parameters back that it had before the engine took it over. It outlives
   // the engine and would otherwise keep the engine's memory.
   ~ClientOptimizer() override {
+    {
+      std::lock_guard lock(mutex_of_used());
+      used().erase(optimizer_);
+    }
     optimizer_->state() = std::move(given_state_);
     auto& groups = optimizer_->param_groups();  // the program may have removed some
     for (size_t group = 0; group < std::min(given_.size(), groups.size()); ++group)
@@ -276,6 +295,14 @@ class ClientOptimizer : public ShardOptimizer {
 }  // namespace
 
 void check_client_optimizer(const torch::optim::Optimizer& optimizer) {
+  {
+    std::lock_guard lock(mutex_of_used());
+    if (used().contains(&optimizer)) {
+      throw UserError(
+          "the optimizer passed to initialize() is that of another engine, which has its parameters: destroy "
+          "that engine first, or make another optimizer");
+    }
+  }
   if (dynamic_cast<const ForeignOptimizer*>(&optimizer)) return;
   const std::string name = c10::demangle(typeid(optimizer).name());
   const auto& type = typeid(optimizer);

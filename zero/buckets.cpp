@@ -46,6 +46,19 @@ std::string make_label(int bucket, const BucketLayout& layout,
   return label + ")";
 }
 
+// The start of a message about raw access. A storage has the parameters of a bucket, and it is not known
+// which one was accessed.
+std::string named_in_message(const BucketLayout& layout, const std::vector<NamedParameter>& parameters) {
+  constexpr size_t kNamed = 8;
+  const size_t count = layout.parameters.size();
+  if (count == 1) return "parameter " + parameters[layout.parameters.front()].name + ": ";
+  std::string names = "one of the parameters ";
+  for (size_t index = 0; index < std::min(count, kNamed); ++index)
+    names += (index > 0 ? ", " : "") + parameters[layout.parameters[index]].name;
+  if (count > kNamed) names += " and " + std::to_string(count - kNamed) + " more";
+  return names + ": ";
+}
+
 // Returns a pointer to the tensor's memory that keeps the memory alive.
 c10::DataPtr keep_alive(const at::Tensor& tensor) {
   auto* holder = new at::Tensor(tensor);
@@ -119,13 +132,20 @@ void Buckets::move_in(int bucket) {
   const bool wants_exact = options_.master_from_fp32 && has_master(bucket) && dtype() != Dtype::fp32;
   const at::Tensor exact =
       wants_exact ? allocate_for_one_use(*communicator_, bucket_layout.numel, Dtype::fp32) : flat;
-  const char* message = bucket_layout.partitioned ? kReleased : shared(bucket) ? kShared : kPending;
+  const std::string message =
+      named_in_message(bucket_layout, parameters_) + (bucket_layout.partitioned ? kReleased
+                                                      : shared(bucket)          ? kShared
+                                                                                : kPending);
   storages_.push_back(marked() ? make_owned_storage(owners_[bucket], static_cast<int64_t>(flat.nbytes()),
                                                     flat.device(), message)
                                : flat.storage());
   for (int index : bucket_layout.parameters) {
     at::Tensor& parameter = parameters_[index].tensor;
-    if (rank_ == 0) fill(index, view(index, exact));
+    if (rank_ == 0) {
+      fill(index, view(index, exact));
+    } else if (owner_of(parameter) && !is_deferred(parameter)) {
+      parameter.detach().clone();  // another engine gathers it, for which rank 0 needs all ranks
+    }
     parameter.set_data(view_of_bucket(index, flat));
   }
   communicator_->broadcast(exact, 0, "initial values of " + labels_[bucket])->wait();
@@ -139,7 +159,7 @@ void Buckets::move_in(int bucket) {
   keep(bucket, std::move(flat), exact);
 }
 
-void Buckets::fill(int parameter, at::Tensor place) const {
+void Buckets::fill(int parameter, at::Tensor place) const try {
   const at::Tensor& tensor = parameters_[parameter].tensor;
   if (!is_deferred(tensor)) {
     place.copy_(tensor);
@@ -152,6 +172,8 @@ void Buckets::fill(int parameter, at::Tensor place) const {
     make_values(tensor, given);
     place.copy_(given);
   }
+} catch (const UserError& error) {
+  throw UserError("the values of parameter " + parameters_[parameter].name + ": " + error.what());
 }
 
 // Puts the values and master weights that this rank keeps into the store.
@@ -207,7 +229,8 @@ void Buckets::leave() {
     if (own.defined()) {
       leave_memory(storages_[bucket], keep_alive(own));
     } else {
-      leave_without_memory(storages_[bucket], whole ? kIncomplete : kGone);
+      leave_without_memory(storages_[bucket],
+                           named_in_message(layout(bucket), parameters_) + (whole ? kIncomplete : kGone));
     }
   }
 }

@@ -115,6 +115,9 @@ class GradientReducer final : public UseObserver {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
+  /// From now on hooks leave gradients where they are: another engine has taken parameters.
+  void stop() { *self_ = nullptr; }
+
   /// Call this before backward. `boundary`: this backward belongs to the last micro-step before an optimizer
   /// step. If no backward of a window is at the boundary, finish_window() starts the reductions. The
   /// gradients of this backward are multiplied by `scale`. If an allocation fails, this throws the

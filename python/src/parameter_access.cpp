@@ -95,6 +95,7 @@ void bind_parameter_access(py::module_& module) {
         return ParameterStates(core.get()).read(parameter, name);
       },
       NoGil());
+  module.def("has_parameters", [](CoreEngine& core) { return ParameterStates(core.get()).has_parameters(); });
   module.def("may_read_alone", [](CoreEngine& core) { return ParameterStates(core.get()).may_read_alone(); });
   module.def(
       "read_gradient",

@@ -1,39 +1,22 @@
 """Finds the engine that a parameter belongs to."""
 
-import gc
+import itertools
 import weakref
 
 from ._core import UserError
 
-_engines = weakref.WeakSet()
+_engines = weakref.WeakValueDictionary()  # by their number, in the order in which they were made
+_numbers = itertools.count()
 
 
 def add(engine):
-    rivals = [weakref.ref(other) for other in living() if other._parameter_names.keys() & engine._parameter_names.keys()]
-    if rivals:
-        engine._hooks.add(engine.module, engine.module.register_forward_pre_hook(_refuse_while(rivals), prepend=True))
-    _engines.add(engine)
-
-
-def _refuse_while(rivals):
-    """A hook for a model of which engines were made before. They may be garbage by then: a notebook's cell that runs again
-    gives the new engine the old one's name."""
-
-    def any_lives():
-        return any(rival() is not None and not rival().is_destroyed for rival in rivals)
-
-    def check(module, inputs):
-        if any_lives():
-            gc.collect()  # one in a cycle of references may be garbage
-        if any_lives():
-            raise UserError("two engines of this model are alive, and each takes the gradients from the other: destroy() the "
-                            "first one before initialize(), or assign the new engine to the same name")
-
-    return check
+    _engines[next(_numbers)] = engine
 
 
 def living():
-    return [engine for engine in _engines if not engine.is_destroyed]
+    """First those that train, the newest first: a parameter belongs to the engine that was made last."""
+    engines = sorted(_engines.items(), key=lambda item: (item[1]._config["computes_only"], -item[0]))
+    return [engine for _, engine in engines if not engine.is_destroyed]
 
 
 def owner_of(tensor):

@@ -77,6 +77,9 @@ class Engine(Facts, torch.nn.Module):
         given.has_schedule = lr_scheduler is not None
         dtypes = {name: tensor.dtype for name, tensor in given.parameters}
         self._core = _core.start(given)
+        for other in _registry.living():
+            if not _core.has_parameters(other._core):
+                other._leave_model()
         self.is_destroyed = False
         self._stepped = False
         self.module = model
@@ -258,11 +261,17 @@ class Engine(Facts, torch.nn.Module):
             return
         self._core.check_idle()
         self.is_destroyed = True
+        self._leave_model()
+        destroy_core()
+
+    def _leave_model(self):
+        """Undoes what was done to the model's modules and the program's optimizer: the engine ends, or another one has taken
+        its parameters."""
         self._raw_readers.close_left_open()
         self._hooks.remove()
         if self._client_watch is not None:
             self._client_watch.end()
-        destroy_core()
+            self._client_watch = None
 
     # Checkpoints
 

@@ -1,8 +1,10 @@
 // Tests pipes, folders and sparse files in the places of manifests and other small files: errors that name
 // the file, no waits and no full memory.
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -23,7 +25,25 @@ using Catch::Matchers::Contains;
 
 constexpr uintmax_t kHuge = 5'000'000'000;
 
+constexpr uid_t kNobody = 65534;
+
 enum class Wrong { pipe, folder, sparse };
+
+// Root may read every file, so a process of root is another user as long as this lives.
+class AsNobody {
+ public:
+  AsNobody() : was_(::geteuid()) {
+    if (was_ == 0) REQUIRE(::seteuid(kNobody) == 0);
+  }
+  ~AsNobody() {
+    if (was_ == 0 && ::seteuid(0) != 0) std::abort();
+  }
+  AsNobody(const AsNobody&) = delete;
+  AsNobody& operator=(const AsNobody&) = delete;
+
+ private:
+  uid_t was_;
+};
 
 // Puts something wrong in the place of `file`. Returns what the error says of it.
 std::string replace_by(Wrong wrong, const fs::path& file) {
@@ -70,6 +90,22 @@ TEST_CASE("A pipe, a folder or a sparse file as manifest or latest is an error t
     CHECK_THAT(user_error([&] { checkpoint_folder(files, directory, ""); }), Contains(of_latest));
     CHECK(list_tags(files, directory).size() == 1);
   }
+}
+
+TEST_CASE("A latest that this user may not read is an error that names it, and stops every removal") {
+  FileSystem& files = local_file_system();
+  const TemporaryFolder folder;
+  const fs::path directory = folder / "";
+  for (const int step : {1, 2, 3})
+    publish(files, directory, "global_step" + std::to_string(step), std::to_string(step));
+  fs::permissions(directory, fs::perms::all);
+  fs::permissions(directory / "latest", fs::perms::none);
+  const AsNobody nobody;
+  const std::string problem = "latest cannot be opened: Permission denied";
+  CHECK_THAT(user_error([&] { latest_tag(files, directory); }), Contains(problem));
+  CHECK_THAT(user_error([&] { checkpoint_folder(files, directory, ""); }), Contains(problem));
+  CHECK_THAT(user_error([&] { plan_prune(files, directory, {.keep = 1}); }), Contains(problem));
+  CHECK(list_tags(files, directory).size() == 3);
 }
 
 TEST_CASE("A text that is too long for the name of a checkpoint is not read as one") {

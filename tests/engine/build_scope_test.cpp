@@ -80,6 +80,23 @@ TEST_CASE("Buffers and frozen parameters built under DeferredInit have their val
   });
 }
 
+TEST_CASE("Values that cannot be computed any more are refused with their tensor's name") {
+  const bool is_buffer = GENERATE(false, true);
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    torch::nn::Linear model(2, 2);
+    const at::Tensor source = torch::ones({4});
+    {
+      const DeferredInit scope;
+      const at::Tensor copied = torch::empty({4}).copy_(source);
+      is_buffer ? model->register_buffer("copied", copied) : model->register_parameter("copied", copied);
+    }
+    source.add_(1);
+    CHECK_THROWS_WITH(make_engine(*model, sgd_config(1), communicator),
+                      Contains(is_buffer ? "the values of copied: " : "the values of parameter copied: ") &&
+                          Contains("operator aten::copy_") && Contains("written to since"));
+  });
+}
+
 TEST_CASE("Deferred parameters that share memory are refused like others") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     torch::nn::Module model;

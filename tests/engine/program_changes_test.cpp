@@ -348,6 +348,11 @@ TEST_CASE("A gradient that the program sets is refused, and one of a refused bac
       ParameterStates states(engine);
       expect_throws([&] { states.read(model->parameters()[0], "momentum_buffer"); }, "ParameterStates::read",
                     "a read of a state that is away");
+      expect_throws(
+          [&] {
+            states.write(model->parameters()[0], "momentum_buffer", torch::zeros({7, 5}));
+          },
+          "ParameterStates::write(): the optimizer's states have been moved", "a write of one");
       engine.reload_states();
       engine.zero_grad();
       at::Tensor parameter = model->parameters()[2];

@@ -119,6 +119,35 @@ TEST_CASE("What cannot be saved is refused at the call, with its name") {
   });
 }
 
+TEST_CASE("A model with a quantized buffer trains; saves and loads refuse the buffer by its name") {
+  const TemporaryFolder folder;
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    at::set_num_threads(1);
+    {
+      TwoLayers plain;
+      Engine engine = make_engine(*plain, config_of(1), communicator);
+      engine.save_checkpoint(folder / "out", "plain");
+      engine.wait_for_checkpoint();
+    }
+    TwoLayers model;
+    const at::Tensor given =
+        torch::quantize_per_tensor(values({5}, communicator->rank()), 0.1, 10, at::kQInt8);
+    at::Tensor codes = model->register_buffer("codes", given);
+    Engine engine = make_engine(*model, config_of(1), communicator);
+    const at::Tensor of_rank_0 = torch::quantize_per_tensor(values({5}, 0), 0.1, 10, at::kQInt8);
+    expect(torch::equal(model->named_buffers()["codes"].int_repr(), of_rank_0.int_repr()), "rank 0's values");
+    engine.backward(model->loss(0));
+    engine.step();
+    const std::string why = "buffer codes cannot be saved: a sparse or quantized tensor has no place there";
+    expect_throws([&] { engine.save_checkpoint(folder / "out", "quantized"); }, why, "save_checkpoint()");
+    expect_throws([&] { engine.save_16bit_model(folder / "model"); }, why, "save_16bit_model()");
+    expect_throws([&] { engine.load_checkpoint(folder / "out", "plain"); }, "codes", "a strict load");
+    engine.load_checkpoint(folder / "out", "plain", {.strict = false});
+    engine.backward(model->loss(1));
+    engine.step();
+  }));
+}
+
 TEST_CASE("A folder without a name, and a path with a 0 byte, are refused by every call") {
   using namespace std::string_literals;
   const TemporaryFolder folder;

@@ -211,6 +211,20 @@ TEST_CASE("buckets: an update increments the version counters that autograd chec
   });
 }
 
+TEST_CASE("buckets: the error of raw access names the parameters of the storage") {
+  check_both_ways(2, [](Communicator& communicator) {
+    const std::vector<ParameterSpec> specs(10, {{8}, true});
+    RankState three({{{64}, true}, {{64}, true}, {{64}, true}}, communicator, {.marked = true}, 1000);
+    expect_throws<std::exception>([&] { (void)three.leaves[1].const_data_ptr(); },
+                                  {"one of the parameters p2, p1, p0: this parameter is partitioned"},
+                                  "three");
+    RankState ten(specs, communicator, {.marked = true}, 1000);
+    expect_throws<std::exception>([&] { (void)ten.leaves[0].const_data_ptr(); }, {", p2 and 2 more: "},
+                                  "ten");
+    communicator.barrier("the end")->wait();
+  });
+}
+
 TEST_CASE("buckets: raw access to values that are not in memory throws an error with the remedy") {
   check_both_ways(2, [](Communicator& communicator) {
     RankState state({{{64}, true}, {{64}}}, communicator, {.marked = true, .shared = true});
@@ -220,6 +234,7 @@ TEST_CASE("buckets: raw access to values that are not in memory throws an error 
       expect_throws<std::exception>([&] { (void)leaf.data_ptr<float>(); }, {remedy}, "data_ptr<float>()");
     };
     expect_no_access(state.leaves[0], "GatheredParameters");
+    expect_no_access(state.leaves[0], "parameter p0: this parameter is partitioned");
     expect_no_access(state.leaves[0], "not gathered now");
     if (state.buckets.shared(0)) {
       expect_no_access(state.leaves[1], "engine.synchronize()");
