@@ -10,7 +10,7 @@
 #include <sstream>
 #include <thread>
 
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "engine/gathered_parameters.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/engine/net.h"
