@@ -22,7 +22,7 @@
 #include "benchmarks/figures.h"
 #include "benchmarks/local_ranks.h"
 #include "benchmarks/work_meter.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
 #include "engine/saving/checkpoints.h"

@@ -24,7 +24,7 @@
 #include "benchmarks/gpu/device_clock.h"
 #include "benchmarks/local_ranks.h"
 #include "comm/gloo/gloo_communicator.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 
 namespace zerorun {

@@ -17,7 +17,7 @@
 #include "base/program.h"
 #include "benchmarks/figures.h"
 #include "benchmarks/local_ranks.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
 #include "samples/gpt2/model.h"

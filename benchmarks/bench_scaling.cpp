@@ -18,7 +18,7 @@
 #include "base/program.h"
 #include "benchmarks/local_ranks.h"
 #include "benchmarks/memory_picture.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "engine/engine.h"
 #include "samples/gpt2/model.h"
 

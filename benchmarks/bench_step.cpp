@@ -24,7 +24,7 @@
 #include "benchmarks/local_ranks.h"
 #include "benchmarks/silenceable_communicator.h"
 #include "benchmarks/work_meter.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "engine/engine.h"
 #include "engine/gathered_parameters.h"
 #include "samples/gpt2/model.h"

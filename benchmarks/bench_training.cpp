@@ -17,7 +17,7 @@
 #include "base/program.h"
 #include "benchmarks/figures.h"
 #include "benchmarks/gpu/device_clock.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "engine/engine.h"
 #include "samples/gpt2/model.h"
 #include "samples/gpt2/weights.h"

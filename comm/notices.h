@@ -45,8 +45,4 @@ class NoticesInMemory {
 /// differs between boards.
 std::unique_ptr<Notices> make_notices(std::shared_ptr<NoticesInMemory> texts, int board);
 
-class JobStore;
-/// The board of a rank that is a process. The texts are keys in the ranks' store.
-std::unique_ptr<Notices> make_notices(const std::shared_ptr<const JobStore>& store, int board);
-
 }  // namespace zerorun

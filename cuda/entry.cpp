@@ -1,9 +1,9 @@
-// The function that programs find in this library when they load it (comm/cuda_library.h).
+// The function that programs find in this library when they load it (comm/connect/cuda_library.h).
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "base/error.h"
-#include "comm/cuda_library.h"
+#include "comm/connect/cuda_library.h"
 #include "cuda/nccl_communicator.h"
 
 namespace zerorun {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/connect/rendezvous.h"
 #include "comm/meeting/job_store.h"
 #include "comm/notices.h"
-#include "comm/rendezvous.h"
 #include "cuda/cuda_device.h"
 #include "cuda/nccl_comms.h"
 #include "cuda/nccl_registration.h"

@@ -17,10 +17,10 @@
 
 #include "base/error.h"
 #include "base/program.h"
+#include "comm/connect/rendezvous.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/exchange.h"
 #include "comm/meeting/store.h"
-#include "comm/rendezvous.h"
 #include "doctor/host_report.h"
 #include "doctor/links.h"
 #include "doctor/probe_measure.h"

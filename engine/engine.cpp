@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "comm/agreement.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "device/dtypes.h"
 #include "engine/engine_state.h"
 #include "engine/hidden_size.h"

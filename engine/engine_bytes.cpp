@@ -14,7 +14,7 @@ BytesPerParameter EngineState::bytes_per_parameter() const {
     if (state.home == Home::file || state.home == Home::host) return;
     if (state.kind != StateKind::master && state.kind != StateKind::moment) return;
     double& total = state.kind == StateKind::master ? master : moments;
-    for (int parameter : buckets.layout(bucket).parameters)
+    for (int parameter : store.layout(bucket).parameters)
       total +=
           static_cast<double>(buckets.parameters()[parameter].tensor.numel() * state.memory.element_size());
   });

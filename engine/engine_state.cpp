@@ -117,8 +117,8 @@ EngineState::EngineState(Model given_model, Config given_config,
       store(make_store(parameters, config, options, bucket_options(config, policy, *communicator),
                        *communicator)),
       buckets(bucketed(parameters), store, *communicator, bucket_options(config, policy, *communicator)),
-      residency(buckets.marked() ? std::make_unique<Residency>(buckets, *communicator, gather_limits(config),
-                                                               model.is_training)
+      residency(buckets.marked() ? std::make_unique<Residency>(buckets, store, *communicator,
+                                                               gather_limits(config), model.is_training)
                                  : nullptr),
       reducer(buckets, store, *communicator,
               reducer_options(config, policy, averaging.before, communicator->device())),
@@ -131,7 +131,7 @@ EngineState::EngineState(Model given_model, Config given_config,
       schedule(make_schedule(config, options, *optimizer, communicator->rank() == 0), options.lr_scheduler,
                *optimizer),
       timer(config.wall_clock_breakdown, communicator->device().streams()),
-      outcome(buckets, reducer, *communicator, config.precision.communication),
+      outcome(store, buckets, reducer, *communicator, config.precision.communication),
       progress(config),
       held(reducer, buckets, progress, options.marks_gradients, [this] { return begin_plain_backward(); }),
       checkpoints(*communicator) {
@@ -189,11 +189,11 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
   }
   std::vector<OptimizerConfig> groups = group_configs(*config.optimizer, options);
   if (std::holds_alternative<LambConfig>(*config.optimizer)) {
-    return make_lamb_optimizer(groups, std::move(shards), borrow, buckets, *communicator, device,
+    return make_lamb_optimizer(groups, std::move(shards), borrow, store, buckets, *communicator, device,
                                shard_states);
   }
   if (std::holds_alternative<MuonConfig>(*config.optimizer)) {
-    return make_muon_optimizer(std::move(groups), std::move(shards), borrow, buckets, *communicator,
+    return make_muon_optimizer(std::move(groups), std::move(shards), borrow, store, buckets, *communicator,
                                shard_states);
   }
   return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device, shard_states);

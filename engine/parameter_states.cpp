@@ -63,7 +63,7 @@ void ParameterStates::check_shape(int parameter, const std::string& what, const 
 // `own`: this rank's slice of the parameter's bucket, in fp32.
 at::Tensor ParameterStates::gather(int parameter, const at::Tensor& own, const std::string& what) const {
   const int bucket = state_->buckets.bucket_of(parameter);
-  const at::Tensor whole = at::empty({state_->buckets.layout(bucket).numel}, own.options());
+  const at::Tensor whole = at::empty({state_->store.layout(bucket).numel}, own.options());
   state_->communicator->all_gather(whole, own, what + " of bucket " + std::to_string(bucket))->wait();
   return state_->buckets.view(parameter, whole).clone();
 }
@@ -92,7 +92,7 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
   const int index = find_trained(parameter, "state \"" + name + "\"");
   const StateTensor& state = state_of(*state_, index, name);
   const int bucket = state_->buckets.bucket_of(index);
-  const BucketLayout& layout = state_->buckets.layout(bucket);
+  const BucketLayout& layout = state_->store.layout(bucket);
   const auto options = at::TensorOptions(at::kFloat).device(state_->communicator->device().location());
   const at::Tensor own = at::empty({layout.slice_numel}, options);
   state_->store.for_each_chunk(bucket, /*changes=*/false, [&](int chunk) {
@@ -165,7 +165,7 @@ void ParameterStates::write(const at::Tensor& parameter, const std::string& name
   const StateTensor& state = state_of(*state_, index, name);
   check_shape(index, "state \"" + name + "\"", values);
   const int bucket = state_->buckets.bucket_of(index);
-  const BucketLayout& layout = state_->buckets.layout(bucket);
+  const BucketLayout& layout = state_->store.layout(bucket);
   state_->checkpoints.keep(bucket);
   const at::Tensor piece = state_->buckets.flattened(index, values.to(at::kFloat));
   const int64_t offset = state_->store.layout().locations[index].offset;

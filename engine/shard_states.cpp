@@ -54,7 +54,7 @@ Shard ShardStates::make_shard(int bucket, int rank, int chunk) const {
   return {.values = part_of(has_master ? kMaster : kValue),
           .gradient = std::move(gradient),
           .rounded = std::move(rounded),
-          .group = buckets_->layout(bucket).group,
+          .group = store_->layout(bucket).group,
           .bucket = bucket,
           .rank = rank,
           .begin = begin};

@@ -9,13 +9,17 @@
 
 namespace zerorun {
 
-StepOutcome::StepOutcome(const Buckets& buckets, const GradientReducer& reducer, Communicator& communicator,
-                         Dtype communication)
-    : buckets_(&buckets), reducer_(&reducer), communicator_(&communicator), communication_(communication) {
+StepOutcome::StepOutcome(const SliceStore& store, const Buckets& buckets, const GradientReducer& reducer,
+                         Communicator& communicator, Dtype communication)
+    : store_(&store),
+      buckets_(&buckets),
+      reducer_(&reducer),
+      communicator_(&communicator),
+      communication_(communication) {
   int64_t number = 1;
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     first_sums_.push_back(number);
-    number += buckets.layout(bucket).numel;
+    number += store.layout(bucket).numel;
   }
   const int64_t numel = exchanged_numel(communicator.world_size()) + kFactsNumel;
   exchange_ = communicator.device().allocate(numel, at::kDouble);
@@ -61,12 +65,12 @@ void StepOutcome::await_facts() {
 }
 
 int64_t StepOutcome::sum_number(int bucket, int rank) const {
-  return first_sums_[bucket] + rank * buckets_->layout(bucket).slice_numel;
+  return first_sums_[bucket] + rank * store_->layout(bucket).slice_numel;
 }
 
 const std::string& StepOutcome::parameter_of_sum(int64_t number) const {
   int bucket = 0;
-  while (number >= sum_number(bucket, 0) + buckets_->layout(bucket).numel) ++bucket;
+  while (number >= sum_number(bucket, 0) + store_->layout(bucket).numel) ++bucket;
   return buckets_->parameters()[buckets_->parameter_at(bucket, number - sum_number(bucket, 0))].name;
 }
 

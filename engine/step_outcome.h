@@ -21,8 +21,8 @@ namespace zerorun {
 class StepOutcome {
  public:
   /// All arguments must outlive this object. `communication`: the dtype in which gradients are sent.
-  StepOutcome(const Buckets& buckets, const GradientReducer& reducer, Communicator& communicator,
-              Dtype communication);
+  StepOutcome(const SliceStore& store, const Buckets& buckets, const GradientReducer& reducer,
+              Communicator& communicator, Dtype communication);
 
   /// Adds the squares of `slice` to this rank's tally. `slice`: this rank's slice of the bucket's gradients,
   /// or of the directions that are applied in their place.
@@ -50,6 +50,7 @@ class StepOutcome {
   const std::string& parameter_of_sum(int64_t number) const;
   std::string name_not_finite(std::span<const double> gradients, std::span<const double> sums) const;
 
+  const SliceStore* store_;
   const Buckets* buckets_;
   const GradientReducer* reducer_;
   Communicator* communicator_;

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 
 namespace zerorun {
 namespace {

@@ -22,9 +22,10 @@ constexpr int64_t kTallyDoubles = sizeof(Tally) / sizeof(double);
 class LambOptimizer : public ShardOptimizer {
  public:
   LambOptimizer(const std::vector<OptimizerConfig>& groups, std::vector<Shard> shards,
-                const BorrowMoment& borrow, const Buckets& buckets, Communicator& communicator,
-                Device& device, StateAccess& access)
+                const BorrowMoment& borrow, const SliceStore& store, const Buckets& buckets,
+                Communicator& communicator, Device& device, StateAccess& access)
       : shards_(std::move(shards)),
+        store_(&store),
         buckets_(&buckets),
         communicator_(&communicator),
         device_(&device),
@@ -41,7 +42,7 @@ class LambOptimizer : public ShardOptimizer {
       shards_of_[shard.bucket].push_back(static_cast<int>(index));
       direction_begins_.push_back(numels[shard.bucket]);
       numels[shard.bucket] += shard.values.numel();
-      most_parameters = std::max(most_parameters, buckets.layout(shard.bucket).parameters.size());
+      most_parameters = std::max(most_parameters, store.layout(shard.bucket).parameters.size());
     }
     const int64_t widest = numels.empty() ? 0 : *std::ranges::max_element(numels);
     for (Pass& pass : passes_) {
@@ -114,7 +115,7 @@ class LambOptimizer : public ShardOptimizer {
     Event copied;
   };
 
-  const std::vector<int>& parameters_of(int bucket) const { return buckets_->layout(bucket).parameters; }
+  const std::vector<int>& parameters_of(int bucket) const { return store_->layout(bucket).parameters; }
   Pass& pass_of(int bucket) { return passes_[bucket % 2]; }
 
   void tell_device(const at::Tensor& facts, const StepFacts& known) {
@@ -152,7 +153,7 @@ class LambOptimizer : public ShardOptimizer {
 
   // Returns the range of the parameter's elements in the shard, relative to the start of the shard.
   Range range_in(const Shard& shard, int parameter) const {
-    const Range in_slice = buckets_->range_in_slice(parameter, shard.rank);
+    const Range in_slice = store_->range_in_slice(parameter, shard.rank);
     const int64_t begin = std::max(in_slice.begin, shard.begin);
     const int64_t end = std::min(in_slice.begin + in_slice.numel, shard.begin + shard.values.numel());
     return {.begin = begin - shard.begin, .numel = std::max<int64_t>(end - begin, 0)};
@@ -240,6 +241,7 @@ class LambOptimizer : public ShardOptimizer {
 
   std::vector<LambConfig> groups_;
   std::vector<Shard> shards_;
+  const SliceStore* store_;
   const Buckets* buckets_;
   Communicator* communicator_;
   Device* device_;
@@ -258,10 +260,11 @@ class LambOptimizer : public ShardOptimizer {
 
 std::unique_ptr<ShardOptimizer> make_lamb_optimizer(const std::vector<OptimizerConfig>& groups,
                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
-                                                    const Buckets& buckets, Communicator& communicator,
-                                                    Device& device, StateAccess& access) {
-  return std::make_unique<LambOptimizer>(groups, std::move(shards), borrow, buckets, communicator, device,
-                                         access);
+                                                    const SliceStore& store, const Buckets& buckets,
+                                                    Communicator& communicator, Device& device,
+                                                    StateAccess& access) {
+  return std::make_unique<LambOptimizer>(groups, std::move(shards), borrow, store, buckets, communicator,
+                                         device, access);
 }
 
 }  // namespace zerorun

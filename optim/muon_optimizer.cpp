@@ -28,10 +28,12 @@ bool is_muon(const OptimizerConfig& group) {
 class MuonOptimizer : public ShardOptimizer {
  public:
   MuonOptimizer(std::vector<OptimizerConfig> groups, std::vector<Shard> shards, const BorrowMoment& borrow,
-                const Buckets& buckets, Communicator& communicator, StateAccess& access)
+                const SliceStore& store, const Buckets& buckets, Communicator& communicator,
+                StateAccess& access)
       : groups_(std::move(groups)),
         momenta_(shards.size()),
         shards_(std::move(shards)),
+        store_(&store),
         buckets_(&buckets),
         slices_of_(buckets.trained_count()),
         own_directions_(buckets.trained_count()),
@@ -49,11 +51,11 @@ class MuonOptimizer : public ShardOptimizer {
       if (!is_muon(groups_[shard.group])) continue;
       with_momentum_.push_back(static_cast<int>(index));
       momenta_[index] = borrow(shard, "momentum_buffer");
-      widest = std::max(widest, buckets.layout(shard.bucket).numel);
+      widest = std::max(widest, store.layout(shard.bucket).numel);
     }
     for (Gathered& gathered : gathered_) gathered.memory = communicator.allocate(widest, at::kFloat);
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-      if (is_muon(groups_[buckets.layout(bucket).group])) muon_buckets_.push_back(bucket);
+      if (is_muon(groups_[store.layout(bucket).group])) muon_buckets_.push_back(bucket);
     }
     update_ = make_fused_optimizer(groups_, shards_, borrow, *device_, access);
   }
@@ -128,7 +130,7 @@ class MuonOptimizer : public ShardOptimizer {
 
   // `first`: the slice's first shard.
   void add_slice(const Shard& first) {
-    const int64_t numel = buckets_->layout(first.bucket).slice_numel;
+    const int64_t numel = store_->layout(first.bucket).slice_numel;
     const at::Tensor gradient = first.gradient.as_strided({numel}, {1});
     const bool is_wide = gradient.scalar_type() == at::kFloat;
     slices_of_[first.bucket].push_back(static_cast<int>(slices_.size()));
@@ -147,7 +149,7 @@ class MuonOptimizer : public ShardOptimizer {
   }
 
   at::Tensor whole(size_t position) {
-    return gathered_[position % 2].memory.narrow(0, 0, buckets_->layout(muon_buckets_[position]).numel);
+    return gathered_[position % 2].memory.narrow(0, 0, store_->layout(muon_buckets_[position]).numel);
   }
 
   // Starts the all-gather of a bucket's directions. At stage 0 this rank updates all slices and already has
@@ -164,7 +166,7 @@ class MuonOptimizer : public ShardOptimizer {
                                                 "Muon's directions of " + buckets_->label(bucket));
     } else {
       for (int slice : among)
-        device_->copy(buckets_->slice(bucket, whole(position), slices_[slice].rank),
+        device_->copy(store_->slice_of(bucket, whole(position), slices_[slice].rank),
                       slices_[slice].direction);
     }
     streams_->record(gathered.arrived, streams_->current());
@@ -174,17 +176,16 @@ class MuonOptimizer : public ShardOptimizer {
     const int bucket = muon_buckets_[position];
     const at::Tensor gathered = whole(position);
     const auto& among = slices_of_[bucket];
-    const auto& group = std::get<MuonConfig>(groups_[buckets_->layout(bucket).group]);
-    for (int parameter : buckets_->layout(bucket).parameters) {
-      const bool needed = std::ranges::any_of(among, [&](int slice) {
-        return buckets_->range_in_slice(parameter, slices_[slice].rank).numel > 0;
-      });
+    const auto& group = std::get<MuonConfig>(groups_[store_->layout(bucket).group]);
+    for (int parameter : store_->layout(bucket).parameters) {
+      const bool needed = std::ranges::any_of(
+          among, [&](int slice) { return store_->range_in_slice(parameter, slices_[slice].rank).numel > 0; });
       if (!needed) continue;
       at::Tensor matrix = buckets_->view(parameter, gathered);
       matrix.copy_(direction_of(matrix, group.newton_schulz));
     }
     for (int slice : among) {
-      device_->copy(slices_[slice].direction, buckets_->slice(bucket, gathered, slices_[slice].rank));
+      device_->copy(slices_[slice].direction, store_->slice_of(bucket, gathered, slices_[slice].rank));
     }
   }
 
@@ -202,6 +203,7 @@ class MuonOptimizer : public ShardOptimizer {
   std::vector<at::Tensor> momenta_;  // by shard; undefined if AdamW updates the shard
   std::vector<int> with_momentum_;   // the shards that Muon updates
   std::vector<Shard> shards_;        // Shard::gradient is here the shard's direction
+  const SliceStore* store_;
   const Buckets* buckets_;
   std::vector<Slice> slices_;
   std::vector<std::vector<int>> slices_of_;  // by bucket
@@ -221,10 +223,10 @@ class MuonOptimizer : public ShardOptimizer {
 
 std::unique_ptr<ShardOptimizer> make_muon_optimizer(std::vector<OptimizerConfig> groups,
                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
-                                                    const Buckets& buckets, Communicator& communicator,
-                                                    StateAccess& access) {
-  return std::make_unique<MuonOptimizer>(std::move(groups), std::move(shards), borrow, buckets, communicator,
-                                         access);
+                                                    const SliceStore& store, const Buckets& buckets,
+                                                    Communicator& communicator, StateAccess& access) {
+  return std::make_unique<MuonOptimizer>(std::move(groups), std::move(shards), borrow, store, buckets,
+                                         communicator, access);
 }
 
 std::vector<OptimizerConfig> split_for_muon(const std::vector<OptimizerConfig>& groups) {

@@ -12,18 +12,19 @@
 namespace zerorun {
 
 /// Lamb with the trust ratio of whole parameters. `shards` covers all of `buckets`, in order; `groups` has
-/// one LambConfig per parameter group. `buckets`, `communicator`, `device` (which has the shards) and
-/// `access` must outlive the result.
+/// one LambConfig per parameter group. `store`, `buckets`, `communicator`, `device` (which has the shards)
+/// and `access` must outlive the result.
 std::unique_ptr<ShardOptimizer> make_lamb_optimizer(const std::vector<OptimizerConfig>& groups,
                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
-                                                    const Buckets& buckets, Communicator& communicator,
-                                                    Device& device, StateAccess& access);
+                                                    const SliceStore& store, const Buckets& buckets,
+                                                    Communicator& communicator, Device& device,
+                                                    StateAccess& access);
 
 /// Muon for groups with a MuonConfig, whose parameters have two dimensions or more; AdamW for the others.
 std::unique_ptr<ShardOptimizer> make_muon_optimizer(std::vector<OptimizerConfig> groups,
                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
-                                                    const Buckets& buckets, Communicator& communicator,
-                                                    StateAccess& access);
+                                                    const SliceStore& store, const Buckets& buckets,
+                                                    Communicator& communicator, StateAccess& access);
 
 /// Splits each group in two: parameters that Muon updates, then the other parameters.
 std::vector<OptimizerConfig> split_for_muon(const std::vector<OptimizerConfig>& groups);

@@ -87,7 +87,7 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
   c10::NoGradGuard no_grad;
   if (options.marked) {
     install_interception();
-    owners_ = std::make_unique<StorageOwner[]>(count());
+    owners_ = std::make_unique<StorageOwner[]>(store_->count());
   }
   for (const auto& [name, tensor, group] : parameters_) {
     shapes_.push_back({tensor.sizes().vec(), tensor.strides().vec(), tensor.numel()});
@@ -95,14 +95,14 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
   }
   trained_count_ = static_cast<int>(std::ranges::count_if(
       store.layout().buckets, [](const BucketLayout& bucket) { return bucket.group != kFrozen; }));
-  shared_.resize(count());
-  own_values_.resize(count());
-  given_up_.resize(count());
-  written_.resize(count());
+  shared_.resize(store_->count());
+  own_values_.resize(store_->count());
+  given_up_.resize(store_->count());
+  written_.resize(store_->count());
   if (options.shared && store.value_files())
-    shared_gathers_ = std::make_unique<SharedGathers>(count(), communicator);
+    shared_gathers_ = std::make_unique<SharedGathers>(store_->count(), communicator);
   try {
-    for (int bucket = 0; bucket < count(); ++bucket) move_in(bucket);
+    for (int bucket = 0; bucket < store_->count(); ++bucket) move_in(bucket);
   } catch (...) {
     leave();  // here, because the destructor will not run
     throw;
@@ -110,22 +110,22 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
 }
 
 at::Tensor Buckets::allocate_values(int bucket) {
-  const int64_t numel = layout(bucket).numel;
+  const int64_t numel = store_->layout(bucket).numel;
   if (marked() && options_.shared) {
-    const bool in_files = shard_in_files(bucket);
+    const bool in_files = store_->has_values_in_files(bucket);
     const at::Tensor values = in_files ? shared_gathers_->make_buffer(bucket, numel, scalar_type(dtype()))
                                        : communicator_->allocate_shared(numel, scalar_type(dtype()));
     shared_[bucket] = !in_files && values.defined();
     if (values.defined()) return values;
   }
-  return layout(bucket).partitioned ? allocate_for_one_use(*communicator_, numel, dtype())
-                                    : communicator_->allocate(numel, scalar_type(dtype()));
+  return store_->layout(bucket).partitioned ? allocate_for_one_use(*communicator_, numel, dtype())
+                                            : communicator_->allocate(numel, scalar_type(dtype()));
 }
 
 // Moves the bucket's parameters into new memory, `flat`. If master weights start from the unrounded fp32
 // values, the local tensor `exact` holds these values; otherwise `exact` is `flat`.
 void Buckets::move_in(int bucket) {
-  const BucketLayout& bucket_layout = layout(bucket);
+  const BucketLayout& bucket_layout = store_->layout(bucket);
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
   labels_.push_back(make_label(bucket, bucket_layout, parameters_));
   at::Tensor flat = allocate_values(bucket);
@@ -150,8 +150,8 @@ void Buckets::move_in(int bucket) {
   }
   communicator_->broadcast(exact, 0, "initial values of " + labels_[bucket])->wait();
   if (wants_exact && (shared(bucket) || gathers_once(bucket))) {
-    at::Tensor own = slice(bucket, flat, rank_);
-    own.copy_(slice(bucket, exact, rank_));
+    at::Tensor own = store_->slice_of(bucket, flat, rank_);
+    own.copy_(store_->slice_of(bucket, exact, rank_));
     communicator_->all_gather(flat, own, "rounded values of " + labels_[bucket])->wait();
   } else if (wants_exact) {
     flat.copy_(exact);
@@ -179,19 +179,19 @@ void Buckets::fill(int parameter, at::Tensor place) const try {
 // Puts the values and master weights that this rank keeps into the store.
 void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
   if (has_master(bucket) && store_->has(bucket, kMaster)) {
-    write_master(bucket, slice(bucket, exact, rank_));
+    write_master(bucket, store_->slice_of(bucket, exact, rank_));
   } else if (has_master(bucket)) {
     const Extent extent = options_.whole_master ? Extent::bucket : Extent::slice;
-    const at::Tensor updated = options_.whole_master ? exact : slice(bucket, exact, rank_);
+    const at::Tensor updated = options_.whole_master ? exact : store_->slice_of(bucket, exact, rank_);
     at::Tensor master = options_.master_on_host ? device_->allocate_on_host(updated.numel(), at::kFloat)
                                                 : device_->allocate(updated.numel(), at::kFloat);
     store_->put(bucket, StateKind::master, kMaster, extent, master.copy_(updated),
                 options_.master_on_host ? Home::host : Home::device);
   }
   if (kind(bucket).comes_and_goes()) {
-    const at::Tensor own = slice(bucket, flat, rank_);
-    if (shard_in_files(bucket)) {
-      with_shard(bucket, ValueUse::overwrite, [&] { at::Tensor(shard(bucket)).copy_(own); });
+    const at::Tensor own = store_->slice_of(bucket, flat, rank_);
+    if (store_->has_values_in_files(bucket)) {
+      store_->with_values(bucket, ValueUse::overwrite, [&] { at::Tensor(shard(bucket)).copy_(own); });
       if (shared_gathers_) shared_gathers_->give_back_pages();
       return;
     }
@@ -224,7 +224,7 @@ Buckets::~Buckets() {
 void Buckets::leave() {
   if (!marked()) return;
   for (int bucket = 0; bucket < static_cast<int>(storages_.size()); ++bucket) {
-    const bool whole = store_->has(bucket, kValue) && !partitioned(bucket);
+    const bool whole = store_->has(bucket, kValue) && !store_->layout(bucket).partitioned;
     const at::Tensor own = whole && !given_up_[bucket] ? values_to_leave(bucket) : at::Tensor();
     if (own.defined()) {
       leave_memory(storages_[bucket], keep_alive(own));
@@ -249,7 +249,7 @@ at::Tensor Buckets::values_to_leave(int bucket) const {
 }
 
 void Buckets::listen(OperatorListener* listener) {
-  for (int bucket = 0; bucket < count(); ++bucket) owners_[bucket].listener = listener;
+  for (int bucket = 0; bucket < store_->count(); ++bucket) owners_[bucket].listener = listener;
 }
 
 const at::Tensor& Buckets::flat(int bucket) const {
@@ -259,7 +259,7 @@ const at::Tensor& Buckets::flat(int bucket) const {
 }
 
 int Buckets::parameter_at(int bucket, int64_t offset) const {
-  const std::vector<int>& members = layout(bucket).parameters;
+  const std::vector<int>& members = store_->layout(bucket).parameters;
   auto after = std::upper_bound(members.begin(), members.end(), offset, [&](int64_t value, int parameter) {
     return value < location(parameter).offset;
   });
@@ -291,11 +291,11 @@ void Buckets::clear_padding(int bucket, const at::Tensor& flat) const {
   auto clear_until = [&](int64_t begin) {
     if (begin > end) device_->zero(flat.narrow(0, end, begin - end));
   };
-  for (int index : layout(bucket).parameters) {
+  for (int index : store_->layout(bucket).parameters) {
     clear_until(location(index).offset);
     end = location(index).offset + shapes_[index].numel;
   }
-  clear_until(layout(bucket).numel);
+  clear_until(store_->layout(bucket).numel);
 }
 
 at::Tensor Buckets::view_of_bucket(int parameter, const at::Tensor& flat) const {
@@ -336,7 +336,7 @@ void Buckets::follow_writes() {
 void Buckets::follow_writes(int bucket) {
   const StateTensor& master = store_->at(bucket, kMaster);
   if (options_.whole_master) return device_->follow_written(master.memory, flat(bucket));
-  with_shard(bucket, ValueUse::read, [&] {
+  store_->with_values(bucket, ValueUse::read, [&] {
     const at::Tensor written = options_.master_on_host ? written_on_host(bucket) : shard(bucket);
     store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
       const auto [begin, numel] = store_->chunk_range(bucket, chunk);
@@ -370,7 +370,7 @@ int64_t Buckets::numel() const {
 }
 
 int64_t Buckets::whole_numel() const {
-  return numel_where([&](int bucket) { return !partitioned(bucket) && !shared(bucket); });
+  return numel_where([&](int bucket) { return !store_->layout(bucket).partitioned && !shared(bucket); });
 }
 
 int64_t Buckets::numel_fetched() const {

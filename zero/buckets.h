@@ -6,7 +6,7 @@
 // [Note: shared buckets] Ranks that share memory keep one copy of a bucket's values, whether the bucket is
 // whole or partitioned. The slices are adjacent in that memory, and each rank writes its own slice. A gather
 // copies nothing and only waits for the other ranks. The parameters are accessible only around uses. Each
-// rank's program writes to a private copy of the bucket (zero/residency.h).
+// rank's program writes to a private copy of the bucket (zero/shared_writes.h).
 //
 // [Note: master weights] Parameters in 16 bits are rounded copies of fp32 master weights, which this rank
 // keeps for the slices that it updates. The optimizer writes both. If an operator of the program writes to a
@@ -99,11 +99,8 @@ class Buckets {
   Buckets& operator=(const Buckets&) = delete;
 
   const BucketOptions& options() const { return options_; }
-  int count() const { return store_->count(); }
   /// The first trained_count() buckets hold trained parameters, the other buckets frozen parameters.
   int trained_count() const { return trained_count_; }
-  const BucketLayout& layout(int bucket) const { return store_->layout(bucket); }
-  bool partitioned(int bucket) const { return layout(bucket).partitioned; }
   /// Whether the ranks of the host keep one copy of the bucket: [Note: shared buckets].
   bool shared(int bucket) const { return shared_[bucket]; }
   /// Whether the ranks of the host gather the bucket into one buffer: [Note: shared gathers].
@@ -112,38 +109,25 @@ class Buckets {
   SharedGathers* shared_gathers() const { return shared_gathers_.get(); }
   BucketKind kind(int bucket) const {
     if (shared(bucket))
-      return partitioned(bucket) ? BucketKind::partitioned_shared : BucketKind::whole_shared;
+      return store_->layout(bucket).partitioned ? BucketKind::partitioned_shared : BucketKind::whole_shared;
     if (gathers_once(bucket)) return BucketKind::gathered_once;
-    return partitioned(bucket) ? BucketKind::partitioned : BucketKind::whole;
+    return store_->layout(bucket).partitioned ? BucketKind::partitioned : BucketKind::whole;
   }
   /// The name of the bucket in messages: "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)".
   const std::string& label(int bucket) const { return labels_[bucket]; }
 
   /// All values of a whole or shared bucket, 1-D; slice r belongs to rank r.
   const at::Tensor& flat(int bucket) const;
-  /// This rank's slice of the values, 1-D. A slice in files has memory only within with_shard().
+  /// This rank's slice of the values, 1-D. A slice in files has memory only within
+  /// SliceStore::with_values().
   const at::Tensor& shard(int bucket) const { return values(bucket).own; }
-  bool shard_in_files(int bucket) const { return store_->has_values_in_files(bucket); }
   /// Whether a gather first copies the shard out of a file, or from host memory to the device.
   bool shard_is_fetched(int bucket) const {
     const Home home = values(bucket).home;
     return home == Home::file || home == Home::host;
   }
-  /// Calls visit() while the shard has memory. Throws TrainingError if a disk fails.
-  template <typename Visit>
-  void with_shard(int bucket, ValueUse use, const Visit& visit) const {
-    store_->with_values(bucket, use, visit);
-  }
-  /// Sets the order in which shards will be read from files from now on, as far as the caller knows it.
-  void plan_reads(std::span<const ChunkOfSlice> shards) const {
-    if (store_->value_files()) store_->value_files()->plan(shards);
-  }
   Dtype dtype() const { return options_.dtype; }
-  bool has_master(int bucket) const { return zerorun::has_master(layout(bucket), options_); }
-  /// Returns `rank`'s slice of `flat`, a tensor with the bucket's layout.
-  at::Tensor slice(int bucket, const at::Tensor& flat, int rank) const {
-    return store_->slice_of(bucket, flat, rank);
-  }
+  bool has_master(int bucket) const { return zerorun::has_master(store_->layout(bucket), options_); }
   /// The storage that the bucket's parameters are views of.
   const c10::Storage& storage(int bucket) const { return storages_[bucket]; }
 
@@ -169,8 +153,6 @@ class Buckets {
   at::Tensor view(int parameter, const at::Tensor& flat) const;
   /// Returns the parameter's elements in `flat`, a tensor with its bucket's layout, as a 1-D view.
   at::Tensor piece(int parameter, const at::Tensor& flat) const;
-  /// Returns the range of the parameter's elements in `rank`'s slice, relative to the start of the slice.
-  Range range_in_slice(int parameter, int rank) const { return store_->range_in_slice(parameter, rank); }
   /// Returns the elements of `tensor`, which has the parameter's sizes, in the 1-D order of piece(). Copies
   /// them if the strides of `tensor` differ from the parameter's.
   at::Tensor flattened(int parameter, const at::Tensor& tensor) const;

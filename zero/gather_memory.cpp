@@ -7,12 +7,13 @@
 
 namespace zerorun {
 
-GatherMemory::GatherMemory(const Buckets& buckets, Communicator& communicator)
+GatherMemory::GatherMemory(const Buckets& buckets, const SliceStore& store, Communicator& communicator)
     : buckets_(&buckets),
+      store_(&store),
       communicator_(&communicator),
       streams_(&communicator.device().streams()),
-      places_(buckets.count()) {
-  for (int bucket = 0; bucket < buckets.count(); ++bucket) {
+      places_(store.count()) {
+  for (int bucket = 0; bucket < store.count(); ++bucket) {
     if (!buckets.kind(bucket).comes_and_goes()) places_[bucket].memory = buckets.flat(bucket);
     needs_arena_ = needs_arena_ || (buckets.kind(bucket).comes_and_goes() && !buckets.gathers_once(bucket));
   }
@@ -30,12 +31,12 @@ bool GatherMemory::take_planned(int bucket, int64_t offset) {
     places_[bucket].planned = true;
     return true;
   }
-  const int64_t numel = buckets_->layout(bucket).numel;
+  const int64_t numel = store_->layout(bucket).numel;
   if (offset + numel > arena_numel()) return false;
-  for (int other = 0; other < buckets_->count(); ++other) {
+  for (int other = 0; other < store_->count(); ++other) {
     if (!places_[other].planned || buckets_->gathers_once(other)) continue;
     const int64_t begin = places_[other].memory.storage_offset();
-    if (begin < offset + numel && offset < begin + buckets_->layout(other).numel) return false;
+    if (begin < offset + numel && offset < begin + store_->layout(other).numel) return false;
   }
   places_[bucket].memory = arena_.narrow(0, offset, numel);
   places_[bucket].planned = true;
@@ -50,7 +51,7 @@ void GatherMemory::take_unplanned(int bucket) {
     return;
   }
   StreamScope scope(*streams_, Lane::gather);
-  memory = communicator_->device().allocate_on_stream(buckets_->layout(bucket).numel,
+  memory = communicator_->device().allocate_on_stream(store_->layout(bucket).numel,
                                                       scalar_type(buckets_->dtype()));
   ++unplanned_allocations_;
   count(static_cast<int64_t>(memory.nbytes()));
@@ -62,10 +63,9 @@ void GatherMemory::wait_for_last_uses(int bucket) {
   Place& place = places_[bucket];
   const auto size = static_cast<uintptr_t>(place.memory.nbytes());
   const auto begin = reinterpret_cast<uintptr_t>(place.memory.const_data_ptr());
-  for (int other = 0; other < buckets_->count(); ++other) {
+  for (int other = 0; other < store_->count(); ++other) {
     const Place& used = places_[other];
-    const auto used_size =
-        static_cast<uintptr_t>(buckets_->layout(other).numel) * place.memory.element_size();
+    const auto used_size = static_cast<uintptr_t>(store_->layout(other).numel) * place.memory.element_size();
     const bool apart = used.address >= begin + size || begin >= used.address + used_size;
     if (other != bucket && apart) continue;
     used.users.wait_for_ends(*streams_, streams_->current(), Handover::released);
@@ -91,6 +91,7 @@ void GatherMemory::make_copy(int bucket) {
   at::Tensor copy = communicator_->device().allocate(place.memory.numel(), place.memory.scalar_type());
   place.memory = copy.copy_(place.memory);
   place.copied = true;
+  ++copies_;
   count(static_cast<int64_t>(copy.nbytes()));
 }
 
@@ -100,6 +101,7 @@ void GatherMemory::drop_copy(int bucket) {
   const bool gathered = buckets_->gathers_once(bucket);
   place.memory = gathered ? buckets_->shared_gathers()->buffer(bucket) : buckets_->flat(bucket);
   place.copied = false;
+  --copies_;
 }
 
 void GatherMemory::fit_arena(int64_t numel) {
@@ -120,7 +122,7 @@ void GatherMemory::free_arena() {
 
 // This rank's share of the bucket's shared buffer, in bytes.
 int64_t GatherMemory::shared_bytes(int bucket) const {
-  return buckets_->layout(bucket).slice_numel * size_of(buckets_->dtype());
+  return store_->layout(bucket).slice_numel * size_of(buckets_->dtype());
 }
 
 void GatherMemory::count(int64_t bytes) {

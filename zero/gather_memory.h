@@ -1,6 +1,6 @@
 // Manages the memory of buckets and knows which streams used it last. Planned gathers have positions in one
 // reusable arena; other gathers allocate memory. A shared bucket stays in shared memory, except while this
-// rank has a private copy of it. Owned by Residency, used under its lock.
+// rank has a private copy of it. Owned by GatheredBuckets.
 //
 // The host does not wait before memory is reused. Instead the stream of the next gather into the memory waits
 // for all streams that have used this memory for any bucket.
@@ -17,8 +17,8 @@ namespace zerorun {
 
 class GatherMemory {
  public:
-  /// `buckets` and `communicator` must outlive this object. Whole and shared buckets always have memory.
-  GatherMemory(const Buckets& buckets, Communicator& communicator);
+  /// All arguments must outlive this object. Whole and shared buckets always have memory.
+  GatherMemory(const Buckets& buckets, const SliceStore& store, Communicator& communicator);
 
   /// The bucket's memory, 1-D; undefined if it has none.
   const at::Tensor& of(int bucket) const { return places_[bucket].memory; }
@@ -45,6 +45,8 @@ class GatherMemory {
   /// Frees the copy. The bucket is in shared memory again.
   void drop_copy(int bucket);
   bool is_copy(int bucket) const { return places_[bucket].copied; }
+  /// The number of copies that exist now.
+  int copies() const { return copies_; }
 
   /// Makes an arena of `numel` elements, unless the present arena is large enough or in use. Before it makes
   /// the first one, it gives the memory of earlier unplanned gathers back to the system, because no other
@@ -74,12 +76,14 @@ class GatherMemory {
   void count(int64_t bytes);
 
   const Buckets* buckets_;
+  const SliceStore* store_;
   Communicator* communicator_;
   Streams* streams_;
   std::vector<Place> places_;  // one per bucket
   bool needs_arena_ = false;   // some buckets are gathered into memory of this rank alone
   at::Tensor arena_;
   bool emptied_cache_ = false;
+  int copies_ = 0;
   int64_t bytes_ = 0;
   int64_t peak_bytes_ = 0;
   int64_t unplanned_allocations_ = 0;

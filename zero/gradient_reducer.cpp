@@ -16,11 +16,11 @@ namespace {
 constexpr int kSlackWithOverlap = 2;
 
 // Elements of the largest bucket with several parameters or, if there is none, of the largest bucket.
-int64_t common_bucket_numel(const Buckets& buckets) {
+int64_t common_bucket_numel(const SliceStore& store, const Buckets& buckets) {
   int64_t shared = 0;
   int64_t lone = 0;
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-    const BucketLayout& layout = buckets.layout(bucket);
+    const BucketLayout& layout = store.layout(bucket);
     int64_t& largest = layout.parameters.size() > 1 ? shared : lone;
     largest = std::max(largest, layout.numel);
   }
@@ -37,14 +37,14 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
       device_(&communicator.device()),
       streams_(&communicator.device().streams()),
       options_(options),
-      pool_(communicator, scalar_type(options.communication), common_bucket_numel(buckets)),
+      pool_(communicator, scalar_type(options.communication), common_bucket_numel(store, buckets)),
       late_pool_(communicator, scalar_type(options.accumulation), 0),
       states_(buckets.trained_count()),
       written_(buckets.trained().size()),
       self_(std::make_shared<GradientReducer*>(this)),
-      plan_(buckets),
+      plan_(store, buckets),
       schedule_(buckets.trained_count()) {
-  for (int bucket = 0; bucket < buckets.count() && !states_.empty(); ++bucket) {
+  for (int bucket = 0; bucket < store.count() && !states_.empty(); ++bucket) {
     if (communicator.world_size() > 1 && buckets.kind(bucket).comes_and_goes()) follows_uses_ = true;
   }
   if (follows_uses_) complete_counts_ = at::zeros({buckets.trained_count()}, at::kLong);
@@ -61,7 +61,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
 
 void GradientReducer::make_memory(int bucket) {
   BucketState& state = states_[bucket];
-  const BucketLayout& layout = buckets_->layout(bucket);
+  const BucketLayout& layout = store_->layout(bucket);
   auto keep = [&](Extent extent, at::Tensor memory) {
     return store_->put(bucket, StateKind::gradient, kGradient, extent, std::move(memory)).memory;
   };
@@ -111,7 +111,7 @@ void GradientReducer::make_sums() {
   if (reduction_started || options_.accumulation == options_.communication) return;
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     if (states_[bucket].sums.defined()) continue;
-    states_[bucket].sums = allocate_own(buckets_->layout(bucket).numel, options_.accumulation);
+    states_[bucket].sums = allocate_own(store_->layout(bucket).numel, options_.accumulation);
   }
 }
 
@@ -137,7 +137,7 @@ void GradientReducer::place(int parameter, const at::Tensor& gradient) {
   if (state.reduction_started) {
     start_writing(state);
     if (!state.late.memory.defined()) {
-      state.late = late_pool_.take(buckets_->layout(bucket).numel);
+      state.late = late_pool_.take(store_->layout(bucket).numel);
       streams_->wait(state.late.free, streams_->current(), Handover::free);
       device_->zero(state.late.memory);
     }
@@ -172,7 +172,7 @@ GradientReducer::NotFinite GradientReducer::not_finite(int64_t number) const {
 void GradientReducer::take_buffer(int bucket) {
   BucketState& state = states_[bucket];
   if (state.buffer.memory.defined()) return;
-  state.buffer = pool_.take(buckets_->layout(bucket).numel);
+  state.buffer = pool_.take(store_->layout(bucket).numel);
   streams_->wait(state.buffer.free, streams_->current(), Handover::free);
 }
 
@@ -199,7 +199,7 @@ void GradientReducer::complete_buffer(int bucket) {
   take_buffer(bucket);
   start_writing(state);
   state.writers.hand_over(*streams_, streams_->current(), Handover::written);
-  for (int parameter : buckets_->layout(bucket).parameters) {
+  for (int parameter : store_->layout(bucket).parameters) {
     const at::Tensor place = buckets_->piece(parameter, state.buffer.memory);
     if (std::exchange(written_[parameter], 0) == 0) {
       device_->zero(place);
@@ -225,7 +225,7 @@ void GradientReducer::start_reduction(int bucket) {
                            .arrived = {},
                            .is_first = !std::exchange(state.has_sums, true)};
   if (pooled()) pending.buffer = std::exchange(state.buffer, {});
-  at::Tensor own = buckets_->slice(bucket, pending.buffer.memory, communicator_->rank());
+  at::Tensor own = store_->slice_of(bucket, pending.buffer.memory, communicator_->rank());
   if (options_.policy.reduce_every_backward && pending.is_first &&
       options_.accumulation == options_.communication) {
     own = gradient(bucket);
@@ -261,7 +261,7 @@ void GradientReducer::retire_oldest() {
   if (!pending.is_gather) {
     --reductions_in_flight_;
     if (options_.policy.replicate_update) {
-      at::Tensor own = buckets_->slice(pending.bucket, pending.buffer.memory, communicator_->rank());
+      at::Tensor own = store_->slice_of(pending.bucket, pending.buffer.memory, communicator_->rank());
       pending.is_gather = true;
       pending.work = communicator_->all_gather(pending.buffer.memory, own,
                                                "gradients of " + buckets_->label(pending.bucket));

@@ -122,14 +122,14 @@ WindowNotices GradientReducer::finish_window(const WindowNotice& own) {
 // some in every window, so the buffers are kept for the next one.
 void GradientReducer::reduce_late(int bucket) {
   BucketState& state = states_[bucket];
-  CommunicationBuffer sent = pool_.take(buckets_->layout(bucket).numel);
+  CommunicationBuffer sent = pool_.take(store_->layout(bucket).numel);
   const at::Tensor& buffer = sent.memory;
   streams_->wait(sent.free, streams_->current(), Handover::free);
   device_->zero(buffer);
   if (state.late.memory.defined()) {
     state.writers.hand_over(*streams_, streams_->current(), Handover::written);
     state.writers.clear();
-    for (int parameter : buckets_->layout(bucket).parameters) {
+    for (int parameter : store_->layout(bucket).parameters) {
       const at::Tensor late = buckets_->piece(parameter, state.late.memory);
       device_->copy_scaled(buckets_->piece(parameter, buffer), late, options_.factor,
                            finite_check(parameter));
@@ -137,7 +137,7 @@ void GradientReducer::reduce_late(int bucket) {
     give_back_late(state);
   }
   const std::string label = "late gradients of " + buckets_->label(bucket);
-  at::Tensor own = buckets_->slice(bucket, buffer, communicator_->rank());
+  at::Tensor own = store_->slice_of(bucket, buffer, communicator_->rank());
   communicator_->reduce_scatter(own, buffer, label)->wait();
   if (options_.policy.replicate_update) communicator_->all_gather(buffer, own, label)->wait();
   start_change(bucket);

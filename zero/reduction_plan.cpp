@@ -10,20 +10,21 @@
 
 namespace zerorun {
 
-ReductionPlan::ReductionPlan(const Buckets& buckets)
-    : buckets_(&buckets),
+ReductionPlan::ReductionPlan(const SliceStore& store, const Buckets& buckets)
+    : store_(&store),
+      buckets_(&buckets),
       states_(buckets.trained_count()),
       parameters_(buckets.trained().size()),
       order_(buckets.trained_count()) {
   std::iota(order_.begin(), order_.end(), 0);
   std::ranges::stable_sort(order_, std::greater<>(),
-                           [&](int bucket) { return std::ranges::min(buckets.layout(bucket).parameters); });
+                           [&](int bucket) { return std::ranges::min(store.layout(bucket).parameters); });
 }
 
 void ReductionPlan::start_backward() {
   arrivals_ = 0;
   for (size_t bucket = 0; bucket < states_.size(); ++bucket) {
-    const auto& parameters = buckets_->layout(static_cast<int>(bucket)).parameters;
+    const auto& parameters = store_->layout(static_cast<int>(bucket)).parameters;
     states_[bucket] = {.missing = static_cast<int>(parameters.size())};
   }
   for (ParameterState& state : parameters_) state.arrivals = 0;

@@ -13,10 +13,10 @@ namespace zerorun {
 
 class ReductionPlan {
  public:
-  /// `buckets` must outlive this object. Until the plan is made, the order assumes that gradients arrive from
-  /// the last parameter to the first, and sorts buckets by their first parameter. So a bucket with parameters
-  /// of all layers comes last and delays no other bucket.
-  explicit ReductionPlan(const Buckets& buckets);
+  /// `store` and `buckets` must outlive this object. Until the plan is made, the order assumes that gradients
+  /// arrive from the last parameter to the first, and sorts buckets by their first parameter. So a bucket
+  /// with parameters of all layers comes last and delays no other bucket.
+  ReductionPlan(const SliceStore& store, const Buckets& buckets);
 
   void start_backward();
   /// Ends the backward. From now on each parameter is expected to get the largest number of gradients that it
@@ -49,6 +49,7 @@ class ReductionPlan {
     int expected = 1;  // the largest number of gradients in one earlier backward, at least 1
   };
 
+  const SliceStore* store_;
   const Buckets* buckets_;
   std::vector<BucketState> states_;
   std::vector<ParameterState> parameters_;

@@ -1,270 +1,179 @@
 #include "zero/residency.h"
 
 #include <algorithm>
-#include <chrono>
-#include <exception>
 #include <utility>
 
-#include "base/error.h"
-#include "base/log.h"
 #include "device/dtypes.h"
 
 namespace zerorun {
-namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// A gather is counted as ready if the wait for it is shorter than this. Only the report uses this number.
-constexpr std::chrono::microseconds kReady(50);
-
-}  // namespace
-
-Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits limits,
+Residency::Residency(Buckets& buckets, SliceStore& store, Communicator& communicator, GatherLimits limits,
                      std::function<bool()> in_training)
     : buckets_(&buckets),
+      store_(&store),
       communicator_(&communicator),
-      device_(&communicator.device()),
       streams_(&communicator.device().streams()),
       limits_(limits),
       in_training_(std::move(in_training)),
-      states_(buckets.count()),
-      memory_(buckets, communicator) {
-  for (int bucket = 0; bucket < buckets.count(); ++bucket) {
-    bucket_numel_.push_back(buckets.layout(bucket).numel);
-    streams_->record(states_[bucket].shard_written, streams_->current());
-    states_[bucket].kind = buckets.kind(bucket);
+      gathered_(buckets, store, communicator),
+      writes_(gathered_, buckets, store, communicator),
+      last_use_(store.count()) {
+  for (int bucket = 0; bucket < store.count(); ++bucket) {
+    bucket_numel_.push_back(store.layout(bucket).numel);
     fetches_shards_ = fetches_shards_ || buckets.shard_is_fetched(bucket);
-    if (states_[bucket].kind.comes_and_goes()) {
-      passing_.push_back(bucket);
-      comes_and_goes_numel_ += bucket_numel_.back();
-    } else {
-      staying_.push_back(bucket);
-      states_[bucket].state = State::resident;
-    }
   }
+  for (int bucket : gathered_.temporary()) comes_and_goes_numel_ += bucket_numel_[bucket];
   buckets.listen(this);
 }
 
-// The model keeps the values of whole buckets after the engine is destroyed, so their gathers must finish.
 Residency::~Residency() {
-  for (int bucket : staying_) {
-    if (states_[bucket].kind.around_uses()) continue;
-    try {
-      if (states_[bucket].state == State::gathering) move(bucket, State::resident);
-      streams_->await(states_[bucket].gathered, communicator_->timeout(), buckets_->label(bucket));
-      if (memory_.is_copy(bucket)) buckets_->leave_with(bucket, memory_.of(bucket));
-    } catch (const std::exception& error) {
-      buckets_->give_up(bucket);
-      log_warning("the last update of " + buckets_->label(bucket) +
-                  " did not arrive on this rank: " + error.what());
-    }
-  }
-  for (BucketState& state : states_) state.work.reset();  // before the gathers' memory is freed
+  gathered_.leave();
+}
+
+bool Residency::has_pending_writes() const {
+  std::lock_guard lock(mutex_);
+  return writes_.has_writes();
+}
+
+bool Residency::allows_lone_reads() const {
+  std::lock_guard lock(mutex_);
+  const bool shares = std::ranges::any_of(gathered_.permanent(),
+                                          [&](int bucket) { return gathered_.kind(bucket).around_uses(); });
+  return gathered_.temporary().empty() && !(shares && writes_.has_writes());
 }
 
 void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> touched) {
   std::lock_guard lock(mutex_);
-  c10::SmallVector<int, 6> passing;  // the touched buckets that have memory only while they are gathered
+  c10::SmallVector<int, 6> passing;  // the touched buckets that come and go
   bool pinned = true;  // enclosing operators or scopes pin all of `passing`: this operator is no new use
   bool shares_writes = false;
   bool is_new_use = false;
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
-    const BucketKind kind = states_[bucket].kind;
+    const BucketKind kind = gathered_.kind(bucket);
     if (!kind.around_uses()) continue;
-    const bool is_used = states_[bucket].pins == 0;
+    const bool is_used = gathered_.pins(bucket) == 0;
     // If the program writes again to a bucket whose earlier writes the other ranks have not received, this
     // does not count as a use. So the ranks do not exchange the writes yet ([Note: writes to shared
     // buckets]).
-    const bool goes_on_writing = writer_queries_.empty() && item.written && written_before(bucket);
+    const bool goes_on_writing = item.written && writes_.goes_on(bucket);
     shares_writes = shares_writes || (is_used && !goes_on_writing);
     if (!kind.comes_and_goes()) continue;
     passing.push_back(bucket);
     pinned = pinned && !is_used;
   }
-  if (shares_writes && has_writes()) share_writes();
+  if (shares_writes && writes_.has_writes()) writes_.share_all();
   if (!pinned) {
     std::sort(passing.begin(), passing.end());
-    is_new_use = !std::ranges::equal(passing, current_);
+    is_new_use = !is_current(passing);
     if (is_new_use) note_use({op, touched}, passing);
   }
   if (!passing.empty()) escaped_copies_.note(op, touched);
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
-    if (states_[bucket].state == State::gathering) move(bucket, State::resident);
+    gathered_.finish_gather(bucket);
     if (!item.written) continue;
-    if (states_[bucket].kind.copied_for_writes()) {
-      make_copy(bucket);
+    if (gathered_.kind(bucket).copied_for_writes()) {
+      gathered_.make_copy(bucket);
     } else {
-      before_write_(bucket);
+      gathered_.before_write(bucket);
     }
   }
   if (is_new_use && use_observer_) use_observer_->gathered(passing);
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
-    pin(bucket);
-    join(bucket);
-    streams_->note_use(memory_.of(bucket), item.written);
+    gathered_.pin(bucket);
+    gathered_.join(bucket);
+    streams_->note_use(gathered_.memory().of(bucket), item.written);
     if (!item.written) continue;
     buckets_->note_written(bucket);
-    if (states_[bucket].kind.moves_writes()) move(bucket, State::dirty);
+    if (gathered_.kind(bucket).moves_writes()) gathered_.move(bucket, State::dirty);
   }
 }
 
 void Residency::leave(std::span<const Touched> touched) noexcept {
   std::lock_guard lock(mutex_);
-  for (const Touched& item : touched) unpin(buckets_->bucket_of(item.owner));
+  for (const Touched& item : touched) gathered_.unpin(buckets_->bucket_of(item.owner));
 }
 
-void Residency::pin(int bucket) {
-  BucketState& state = states_[bucket];
-  if (state.pins++ == 0 && guarded(bucket)) {
-    give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
-  }
+void Residency::start_update(int bucket) {
+  std::lock_guard lock(mutex_);
+  gathered_.start_update(bucket);
 }
 
-void Residency::unpin(int bucket) {
-  if (--states_[bucket].pins == 0 && guarded(bucket)) take_memory(buckets_->storage(bucket));
+void Residency::finish_update(int bucket, bool gathers) {
+  std::lock_guard lock(mutex_);
+  gathered_.finish_update(bucket, gathers);
 }
 
-const char* Residency::name_of(State state) {
-  switch (state) {
-    case State::sharded:
-      return "sharded";
-    case State::gathering:
-      return "gathering";
-    case State::resident:
-      return "resident";
-    case State::dirty:
-      return "dirty";
-  }
-  return "";
-}
-
-bool Residency::may_move(int bucket, State to) const {
-  const BucketState& state = states_[bucket];
-  const BucketKind kind = state.kind;
-  const State from = state.state;
-  switch (to) {
-    case State::gathering:
-      return from == (kind.comes_and_goes() ? State::sharded : State::resident) && !memory_.is_copy(bucket);
-    case State::resident:
-      return from == State::gathering || from == State::dirty;
-    case State::dirty:
-      return (from == State::resident || from == State::dirty) &&
-             (kind.comes_and_goes() || memory_.is_copy(bucket));
-    case State::sharded:
-      return kind.comes_and_goes() && from != State::sharded && state.pins == 0;
-  }
-  return false;
-}
-
-void Residency::move(int bucket, State to, std::string reason) {
-  BucketState& state = states_[bucket];
-  ZR_CHECK(may_move(bucket, to), buckets_->label(bucket) + " may not go from " + name_of(state.state) +
-                                     " to " + name_of(to) + ", pinned by " + std::to_string(state.pins));
-  const bool passing = state.kind.comes_and_goes();
-  switch (to) {
-    case State::gathering:
-      if (!passing) take_memory(buckets_->storage(bucket));
-      streams_->wait(state.shard_written, streams_->current(), Handover::updated);
-      if (streams_->asynchronous()) memory_.wait_for_last_uses(bucket);
-      state.work = gather(bucket, std::move(reason));
-      if (passing) live_numel_ += bucket_numel_[bucket];
-      ++report_.gathers;
-      break;
-    case State::resident:
-      if (state.state != State::gathering) break;
-      finish_gather(bucket);
-      if (!guarded(bucket)) give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
-      break;
-    case State::dirty:
-      break;
-    case State::sharded:
-      if (state.state == State::gathering) finish_gather(bucket);
-      release(bucket);
-      break;
-  }
-  state.state = to;
-}
-
-template <typename Collective>
-auto Residency::noting_lost_ranks(const Collective& collective) -> decltype(collective()) {
-  try {
-    return collective();
-  } catch (const CommError&) {
-    report_.lost_ranks = true;
-    throw;
-  }
-}
-
-// Starts the all-gather. If the shard is in a file or in host memory, first copies it into the memory of the
-// gathered bucket.
-std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
-  const at::Tensor& memory = memory_.of(bucket);
-  at::Tensor own = buckets_->shard(bucket);
-  if (buckets_->shard_is_fetched(bucket)) {
-    own = buckets_->slice(bucket, memory, communicator_->rank());
-    if (buckets_->gathers_once(bucket) && !buckets_->shared_gathers()->start(bucket)) {
-      // The slice is still in the buffer and need not be copied. It is opened only because the planned reads
-      // include it.
-      buckets_->with_shard(bucket, ValueUse::read, [] {});
-    } else {
-      copy_shard(bucket, ValueUse::read, own, buckets_->shard(bucket));
-    }
-  }
-  return noting_lost_ranks([&] {
-    return communicator_->all_gather(memory, own, "parameters of " + buckets_->label(bucket),
-                                     std::move(reason));
-  });
-}
-
-// Starts gathers on the gather stream, after the last updates of the shards and the last uses of the memory.
-void Residency::start_gathers(std::span<Start> starts) {
-  if (starts.empty()) return;
-  StreamScope scope(*streams_, Lane::gather);
-  auto start_all = [&] {
-    for (Start& start : starts) move(start.bucket, State::gathering, std::move(start.reason));
+void Residency::hold(std::span<const int> buckets) {
+  std::lock_guard lock(mutex_);
+  writes_.finish_queries();
+  if (use_observer_) use_observer_->before_gathers();
+  const auto is_written = [&](int bucket) {
+    return gathered_.state(bucket) == State::dirty && gathered_.pins(bucket) == 0;
   };
-  if (starts.size() > 1) {
-    communicator_->group(start_all);
-  } else {
-    start_all();
+  std::vector<int> passing;
+  for (int bucket : buckets) {
+    const BucketKind kind = gathered_.kind(bucket);
+    if (!kind.comes_and_goes()) continue;
+    passing.push_back(bucket);
+    // Writes that all ranks made before the scope must reach all slices.
+    if (kind.copied_for_writes() && is_written(bucket)) gathered_.move(bucket, State::sharded);
   }
-  for (const Start& start : starts) {
-    streams_->record(states_[start.bucket].gathered, streams_->current());
-    memory_.users(start.bucket).clear();
+  gather_on_demand(passing, "for a GatheredParameters scope");
+  for (int bucket : buckets) {
+    gathered_.finish_gather(bucket);
+    // Writes that all ranks made before the scope must not be lost if the scope is abandoned.
+    if (gathered_.kind(bucket).comes_and_goes() && is_written(bucket)) {
+      gathered_.write_back(bucket);
+      gathered_.move(bucket, State::resident);
+    }
+    writes_.copy_for_scope(bucket);
+  }
+  for (int bucket : buckets) {
+    // before_write() is called now, because writes through raw pointers inside the scope cannot be observed.
+    if (!gathered_.kind(bucket).copied_for_writes()) gathered_.before_write(bucket);
+    gathered_.pin(bucket);
+    gathered_.join(bucket);
   }
 }
 
-void Residency::release(int bucket) {
-  const bool once = buckets_->gathers_once(bucket);
-  if (once) buckets_->shared_gathers()->release(bucket);
-  if (states_[bucket].state == State::dirty) write_back(bucket);
-  if (memory_.is_copy(bucket)) drop_copy(bucket);
-  memory_.give_back(bucket);
-  if (once) buckets_->shared_gathers()->give_back_pages();
-  current_.clear();  // so that the next operator counts as a new use
-  live_numel_ -= bucket_numel_[bucket];
+bool Residency::undoes_writes(int bucket) const {
+  std::lock_guard lock(mutex_);
+  if (gathered_.pins(bucket) != 1) return false;  // another scope has held it before
+  if (!gathered_.kind(bucket).comes_and_goes()) return writes_.is_copied_for_scope(bucket);
+  return !buckets_->shard(bucket).is_alias_of(gathered_.memory().of(bucket));
 }
 
-// Call this before the current stream uses the values.
-void Residency::join(int bucket) {
-  const StreamId stream = streams_->current();
-  StreamUsers& users = memory_.users(bucket);
-  if (users.has(stream)) return;
-  streams_->wait(states_[bucket].gathered, stream, Handover::gathered);
-  users.add(stream);
+void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
+  std::lock_guard lock(mutex_);
+  std::vector<int> unpinned;
+  for (int bucket : buckets) {
+    if (end == ScopeEnd::written) buckets_->note_written(bucket);
+    if (end == ScopeEnd::written && gathered_.kind(bucket).moves_writes())
+      gathered_.move(bucket, State::dirty);
+    gathered_.unpin(bucket);
+    if (gathered_.pins(bucket) == 0) unpinned.push_back(bucket);
+  }
+  writes_.end_scope(unpinned, end);
 }
 
-void Residency::finish_gather(int bucket) {
-  auto work = std::move(states_[bucket].work);
-  if (!work) throw CommError("the all-gather of " + buckets_->label(bucket) + " has failed before");
-  const auto begin = Clock::now();
-  noting_lost_ranks([&] { work->wait(); });
-  const auto waited = Clock::now() - begin;
-  ++(waited < kReady ? report_.ready : report_.waited);
-  report_.waited_ms += std::chrono::duration<double, std::milli>(waited).count();
+at::Tensor Residency::start_write(int bucket) {
+  std::lock_guard lock(mutex_);
+  gathered_.join(bucket);
+  gathered_.memory().users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
+  return gathered_.memory().of(bucket);
+}
+
+void Residency::synchronize() {
+  std::lock_guard lock(mutex_);
+  for (int bucket = 0; bucket < store_->count(); ++bucket) {
+    gathered_.finish_gather(bucket);
+    if (gathered_.state(bucket) != State::sharded) gathered_.join(bucket);
+    const BucketKind kind = gathered_.kind(bucket);
+    if (kind.copied_for_writes() && !kind.around_uses()) gathered_.open_copy(bucket);
+  }
 }
 
 bool Residency::traced() const {
@@ -288,9 +197,7 @@ void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
         follow(trace().plan().initial);
       }
       for (int bucket : step->releases) {
-        if (states_[bucket].state != State::sharded && states_[bucket].pins == 0) {
-          move(bucket, State::sharded);
-        }
+        if (gathered_.may_be_released(bucket)) gathered_.move(bucket, State::sharded);
       }
       follow(step->gathers);
     } else {
@@ -298,11 +205,17 @@ void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
       trace().record(buckets, describe(use));
     }
   }
-  for (int bucket : buckets) states_[bucket].last_use = clock_;
+  for (int bucket : buckets) last_use_[bucket] = clock_;
   const bool missing =
-      std::ranges::any_of(buckets, [&](int bucket) { return states_[bucket].state == State::sharded; });
+      std::ranges::any_of(buckets, [&](int bucket) { return gathered_.state(bucket) == State::sharded; });
   if (missing) gather_on_demand(buckets, describe(use));
   current_.assign(buckets.begin(), buckets.end());
+  releases_before_use_ = gathered_.releases();
+}
+
+// Whether the last use was one of the same buckets. After a release the next operator counts as a new use.
+bool Residency::is_current(std::span<const int> buckets) const {
+  return releases_before_use_ == gathered_.releases() && std::ranges::equal(buckets, current_);
 }
 
 // Announces the order in which the new iteration will read shards from files.
@@ -312,68 +225,66 @@ void Residency::plan_reads() {
   auto add = [&](const GatherPlan::Gather& gather) { reads_.push_back({gather.bucket, 0}); };
   std::ranges::for_each(trace().plan().initial, add);
   for (const GatherPlan::Step& step : trace().plan().steps) std::ranges::for_each(step.gathers, add);
-  buckets_->plan_reads(reads_);
+  if (store_->value_files()) store_->value_files()->plan(reads_);
 }
 
 void Residency::follow(std::span<const GatherPlan::Gather> gathers) {
   c10::SmallVector<Start, 4> starts;
   for (const GatherPlan::Gather& gather : gathers) {
-    if (states_[gather.bucket].state != State::sharded) continue;  // a scope holds it
-    if (!memory_.take_planned(gather.bucket, gather.offset)) memory_.take_unplanned(gather.bucket);
+    if (gathered_.state(gather.bucket) != State::sharded) continue;  // a scope holds it
+    if (!gathered_.memory().take_planned(gather.bucket, gather.offset))
+      gathered_.memory().take_unplanned(gather.bucket);
     starts.push_back({gather.bucket, trace().reason(gather.use)});
   }
-  start_gathers(starts);
+  gathered_.start_gathers(starts);
 }
 
 void Residency::gather_on_demand(std::span<const int> buckets, const std::string& reason) {
   make_room(buckets);
   c10::SmallVector<Start, 4> starts;
   for (int bucket : buckets) {
-    if (states_[bucket].state != State::sharded) continue;
-    memory_.take_unplanned(bucket);
+    if (gathered_.state(bucket) != State::sharded) continue;
+    gathered_.memory().take_unplanned(bucket);
     starts.push_back({bucket, reason});
   }
-  start_gathers(starts);
+  gathered_.start_gathers(starts);
 }
 
 // Releases other buckets, least recently used first, until `buckets` fit within the limit.
 void Residency::make_room(std::span<const int> buckets) {
   int64_t missing = 0;
   for (int bucket : buckets) {
-    if (states_[bucket].state == State::sharded) missing += bucket_numel_[bucket];
+    if (gathered_.state(bucket) == State::sharded) missing += bucket_numel_[bucket];
   }
-  while (live_numel_ + missing > limits_.max_live) {
+  while (gathered_.live_numel() + missing > limits_.max_live) {
     int oldest = -1;
-    for (int bucket : passing_) {
-      const BucketState& state = states_[bucket];
-      if (state.state == State::sharded || state.pins > 0) continue;
+    for (int bucket : gathered_.temporary()) {
+      if (!gathered_.may_be_released(bucket)) continue;
       if (std::ranges::find(buckets, bucket) != buckets.end()) continue;
-      if (oldest < 0 || state.last_use < states_[oldest].last_use) oldest = bucket;
+      if (oldest < 0 || last_use_[bucket] < last_use_[oldest]) oldest = bucket;
     }
     if (oldest < 0) return;
-    move(oldest, State::sharded);
+    gathered_.move(oldest, State::sharded);
   }
 }
 
 void Residency::finish_iteration() {
   std::lock_guard lock(mutex_);
-  finish_writer_queries();
+  writes_.finish_queries();
   release_unpinned();
-  if (has_writes()) share_writes();
-  for (int bucket : staying_) {
-    if (states_[bucket].state == State::gathering) move(bucket, State::resident);
-  }
+  if (writes_.has_writes()) writes_.share_all();
+  for (int bucket : gathered_.permanent()) gathered_.finish_gather(bucket);
   if (traced()) {
     trace().finish(bucket_numel_, limits_);
-    memory_.fit_arena(trace().plan().arena_numel);
+    gathered_.memory().fit_arena(trace().plan().arena_numel);
   }
   escaped_copies_.finish_iteration(communicator_->rank() == 0);
 }
 
 void Residency::release_unpinned() {
   current_.clear();
-  for (int bucket : passing_) {
-    if (states_[bucket].state != State::sharded && states_[bucket].pins == 0) move(bucket, State::sharded);
+  for (int bucket : gathered_.temporary()) {
+    if (gathered_.may_be_released(bucket)) gathered_.move(bucket, State::sharded);
   }
 }
 
@@ -385,9 +296,9 @@ void Residency::set_training(bool training) {
   finish_iteration();
   training_ = training;
   if (traced() && trace().following()) {
-    memory_.fit_arena(trace().plan().arena_numel);
-  } else if (memory_.arena_numel() + comes_and_goes_numel_ > limits_.max_live) {
-    memory_.free_arena();
+    gathered_.memory().fit_arena(trace().plan().arena_numel);
+  } else if (gathered_.memory().arena_numel() + comes_and_goes_numel_ > limits_.max_live) {
+    gathered_.memory().free_arena();
   }
 }
 
@@ -395,7 +306,7 @@ void Residency::set_training(bool training) {
 // bucket in it.
 void Residency::free_arena() {
   release_unpinned();
-  memory_.free_arena();
+  gathered_.memory().free_arena();
 }
 
 std::string Residency::describe(const OperatorUse& use) const {
@@ -408,11 +319,8 @@ std::string Residency::describe(const OperatorUse& use) const {
 
 ResidencyReport Residency::report() const {
   std::lock_guard lock(mutex_);
-  ResidencyReport report = report_;
+  ResidencyReport report = gathered_.report();
   report.departures = training_trace_.departures() + inference_trace_.departures();
-  report.unplanned_allocations = memory_.unplanned_allocations();
-  report.resident_bytes = memory_.bytes();
-  report.peak_resident_bytes = memory_.peak_bytes();
   return report;
 }
 

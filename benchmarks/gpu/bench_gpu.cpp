@@ -19,7 +19,7 @@
 #include "base/program.h"
 #include "benchmarks/figures.h"
 #include "benchmarks/gpu/bench.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 
 namespace zerorun {
 namespace {

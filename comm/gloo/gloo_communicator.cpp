@@ -19,8 +19,8 @@
 #include "comm/deadline.h"
 #include "comm/gloo/order_watch.h"
 #include "comm/meeting/exchange.h"
+#include "comm/meeting/store_notices.h"
 #include "comm/meeting/wait_board.h"
-#include "comm/notices.h"
 #include "comm/rank_order_sum.h"
 
 namespace zerorun {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "comm/notices.h"
+#include "comm/meeting/store_notices.h"
 #include "comm/shared_memory/shared_transfers.h"
 
 namespace zerorun {

@@ -97,13 +97,13 @@ void open_slices(EngineState& state, bool opens, const std::string& label) {
   if (state.residency) state.residency->finish_iteration();
   if (opens) {
     state.communicator->barrier(label)->wait();  // from here on no rank reads parameters
-    for (int bucket = 0; bucket < state.buckets.count(); ++bucket) state.residency->start_update(bucket);
+    for (int bucket = 0; bucket < state.store.count(); ++bucket) state.residency->start_update(bucket);
   }
   state.buckets.follow_writes();
 }
 
 void close_slices(EngineState& state, bool gathers) {
-  for (int bucket = 0; bucket < state.buckets.count(); ++bucket)
+  for (int bucket = 0; bucket < state.store.count(); ++bucket)
     state.residency->finish_update(bucket, gathers);
 }
 

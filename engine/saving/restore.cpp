@@ -34,7 +34,7 @@ void Restore::read_slices() {
     for (int bucket = 0; bucket < state_->buckets.trained_count(); ++bucket)
       state_->communicator->device().zero(state_->store.at(bucket, kGradient).memory);
   }
-  for (int bucket = 0; bucket < state_->buckets.count(); ++bucket)
+  for (int bucket = 0; bucket < state_->store.count(); ++bucket)
     state_->store.with_values(bucket, ValueUse::change, [&] { read_slice(bucket); });
   state_->store.finish_generation();
 }
@@ -102,13 +102,13 @@ bool Restore::has_moments(const std::string& parameter) const {
 
 void Restore::read_slice(int bucket) {
   const auto& parameters = state_->buckets.parameters();
-  for (const int index : state_->buckets.layout(bucket).parameters) {
+  for (const int index : state_->store.layout(bucket).parameters) {
     if (has_window() && parameters[index].group != kFrozen && is_there(parameters[index].name))
       read_gradients(index);
   }
   state_->store.for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
     std::vector<std::pair<int, StatePiece>> pieces;
-    for (const int index : state_->buckets.layout(bucket).parameters) {
+    for (const int index : state_->store.layout(bucket).parameters) {
       if (!is_there(parameters[index].name)) continue;
       state_->store.for_each_piece_of(chunk, index, [&](const StatePiece& piece) {
         if (piece.state->kind == StateKind::gradient) return;

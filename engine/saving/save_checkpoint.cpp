@@ -121,7 +121,7 @@ void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, ch
                                      .numel = values.numel()},
                            .source = pins.pin(values, CopyTime::at_once)});
   };
-  for (int parameter : state.buckets.layout(bucket).parameters) {
+  for (int parameter : state.store.layout(bucket).parameters) {
     if (window.has_gradient[parameter] == 0) continue;
     if (!state.reducer.reduces_every_backward()) {
       const at::Tensor& own = state.store.at(bucket, kGradient).memory;
@@ -148,8 +148,8 @@ checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
                        {"generation", std::to_string(is_frozen ? 0 : state.progress.counts().applied())}}),
       .ranges = {},
       .is_frozen = is_frozen};
-  for (int parameter : state.buckets.layout(bucket).parameters) {
-    const int64_t begin_in_slice = state.buckets.range_in_slice(parameter, rank).begin;
+  for (int parameter : state.store.layout(bucket).parameters) {
+    const int64_t begin_in_slice = state.store.range_in_slice(parameter, rank).begin;
     state.store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
       const StateTensor& kept = *piece.state;
       if (kept.kind == StateKind::gradient || kept.home == Home::file) return;
@@ -274,8 +274,8 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
   }
   StatePins& pins = state.checkpoints.pins();
   pins.begin();
-  part.pinned.resize(static_cast<size_t>(state.buckets.count()));
-  const int buckets = options.exclude_frozen ? state.buckets.trained_count() : state.buckets.count();
+  part.pinned.resize(static_cast<size_t>(state.store.count()));
+  const int buckets = options.exclude_frozen ? state.buckets.trained_count() : state.store.count();
   state.store.finish_generation();
   for (int bucket = 0; bucket < buckets; ++bucket) {
     part.files.push_back(file_of_bucket(state, bucket, window, part.pinned[bucket]));
@@ -336,7 +336,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   if (part.failure) {
     part.files.clear();
     part.manifest.tag = tag;
-    part.pinned.resize(static_cast<size_t>(state.buckets.count()));
+    part.pinned.resize(static_cast<size_t>(state.store.count()));
   }
   if (opens) close_slices(state, /*gathers=*/shares && !state.policy.replicate_update);
   state.checkpoints.start(std::move(part));

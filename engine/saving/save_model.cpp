@@ -37,7 +37,7 @@ std::vector<TensorToStore> tensors_of(const EngineState& state, int buckets, boo
     tensors.push_back({name, spelled(tensor.scalar_type()), tensor.sizes().vec()});
   };
   for (int bucket = 0; bucket < buckets; ++bucket) {
-    for (const int index : state.buckets.layout(bucket).parameters)
+    for (const int index : state.store.layout(bucket).parameters)
       add(state.buckets.parameters()[index].name, state.buckets.parameters()[index].tensor);
   }
   for (const NamedTensor& other : state.unbucketed) {
@@ -91,7 +91,7 @@ void save_16bit_model(EngineState& state, const fs::path& directory, const std::
   c10::NoGradGuard no_grad;
   state.finish_open_step();
   const std::string label = "saving the model to " + (directory / filename).string();
-  const int buckets = exclude_frozen ? state.buckets.trained_count() : state.buckets.count();
+  const int buckets = exclude_frozen ? state.buckets.trained_count() : state.store.count();
   std::string stem;
   on_all_ranks(*state.communicator, label, [&] {
     check_path(directory, filename, "save_16bit_model");
@@ -104,7 +104,7 @@ void save_16bit_model(EngineState& state, const fs::path& directory, const std::
   for (int bucket = 0; bucket < buckets; ++bucket) {
     const int held[] = {bucket};
     if (state.residency) state.residency->hold(held);
-    for (const int index : state.buckets.layout(bucket).parameters)
+    for (const int index : state.store.layout(bucket).parameters)
       file.write(state.buckets.parameters()[index].tensor);
     if (state.residency) state.residency->unhold(held, ScopeEnd::read);
   }

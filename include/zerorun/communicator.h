@@ -2,4 +2,4 @@
 #pragma once
 
 #include "comm/communicator.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"

@@ -1,7 +1,7 @@
 // Tests how ranks choose between the GPU and the CPU, with fakes of the NVIDIA driver and of
 // libzerorun_cuda.so. Where the real driver is installed, it is found before the fake, and tests that need
 // the fake do nothing.
-#include "comm/cuda_library.h"
+#include "comm/connect/cuda_library.h"
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -14,7 +14,7 @@
 #include <iostream>
 
 #include "base/error.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "comm/thread_communicator.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/support/stderr_capture.h"

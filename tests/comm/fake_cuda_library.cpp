@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "comm/cuda_library.h"
+#include "comm/connect/cuda_library.h"
 
 extern "C" __attribute__((visibility("default"))) void zerorun_connect_cuda(
     const zerorun::Environment& environment, const std::shared_ptr<zerorun::Communicator>& control,

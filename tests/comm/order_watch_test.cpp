@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "tests/comm/rank_processes.h"
 
 namespace zerorun {

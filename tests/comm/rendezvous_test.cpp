@@ -1,5 +1,5 @@
 // Tests how ranks find each other, and the errors when they do not.
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 
 #include <sched.h>
 #include <torch/torch.h>

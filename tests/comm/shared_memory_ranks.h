@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "tests/comm/rank_processes.h"
 
 namespace zerorun::testing {

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "base/cuda_driver.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "tests/golden/replay.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/test_paths.h"

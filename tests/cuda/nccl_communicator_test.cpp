@@ -14,7 +14,7 @@
 
 #include "base/cuda_driver.h"
 #include "base/error.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "tests/comm/collective_script.h"
 #include "tests/comm/rank_processes.h"
 

@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/support/recording_device.h"
 #include "tests/support/staged_communicator.h"

@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "base/error.h"
+#include "comm/connect/rendezvous.h"
 #include "comm/meeting/store.h"
-#include "comm/rendezvous.h"
 #include "cuda/nccl_watchdog.h"
 #include "tests/comm/rank_processes.h"
 

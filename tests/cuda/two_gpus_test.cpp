@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/cuda_driver.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "engine/engine.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/support/temporary_folder.h"

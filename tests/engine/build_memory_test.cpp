@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/engine/net.h"
 #include "zero/deferred_init.h"

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <thread>
 
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "engine/gathered_parameters.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/engine/net.h"
@@ -135,7 +135,7 @@ std::string read_beside_a_child(int rank, int port, bool forks) {
   RankState state({{{1 << 16}, true}, {{1 << 16}, true}}, *communicator, {.marked = true, .shared = true}, 1,
                   /*in_files=*/true);
   bool training = true;
-  Residency residency(state.buckets, *communicator, {}, [&] { return training; });
+  Residency residency(state.buckets, state.store, *communicator, {}, [&] { return training; });
   if (!state.buckets.gathers_once(0)) return "not shared";
   std::ostringstream text;
   text << std::hexfloat << state.leaves[0].sum().item<float>() << ' ';

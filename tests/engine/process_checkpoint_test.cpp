@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "checkpoint/publication.h"
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "engine/saving/checkpoints.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/comm/rank_processes.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/random_programs/engine_run.h"
 #include "tests/random_programs/isolated.h"

@@ -63,7 +63,7 @@ TEST_CASE("buckets: unmarked parameters are views into one plain tensor") {
   check_worlds([](Communicator& communicator) {
     const std::vector<ParameterSpec> specs = {{{5, 7}}, {{0}}, {{100}}, {{3}, false, kFrozen}};
     RankState state(specs, communicator, {}, 1000);
-    expect(state.buckets.count() == 2 && state.buckets.trained_count() == 1, "number of buckets");
+    expect(state.store.count() == 2 && state.buckets.trained_count() == 1, "number of buckets");
     expect(!state.buckets.marked() && !state.buckets.shared(0), "marked or shared");
     expect(state.buckets.trained().size() == 3, "number of trained parameters");
     expect(state.buckets.numel() == 135 && state.buckets.whole_numel() == 135, "number of elements");
@@ -153,7 +153,7 @@ TEST_CASE("buckets: positions of parameters, and padding between them") {
     // The layout starts with the last parameter: p2 at 0, p1 at 32 and p0 at 96. The bucket is padded to 128
     // elements.
     RankState state({{{5}}, {{40}}, {{3}}}, communicator, {}, 1000);
-    expect(state.buckets.layout(0).numel == 128, "length of the bucket");
+    expect(state.store.layout(0).numel == 128, "length of the bucket");
     const std::vector<std::pair<int64_t, int>> places = {{0, 2},  {2, 2},  {3, 2},  {31, 2},  {32, 1},
                                                          {71, 1}, {95, 1}, {96, 0}, {100, 0}, {127, 0}};
     for (const auto& [offset, parameter] : places) {

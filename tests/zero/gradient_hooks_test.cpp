@@ -89,7 +89,7 @@ TEST_CASE("hooks of the program run as before, and only they remain after the re
       const at::Tensor expected = at::zeros({reducer.gradient(0).numel() * 2});
       expected.narrow(0, 64, 6).fill_(6);
       expected.narrow(0, 96, 4).fill_(6);
-      expect_equal(reducer.gradient(0), state.buckets.slice(0, expected, communicator.rank()), "sums");
+      expect_equal(reducer.gradient(0), state.store.slice_of(0, expected, communicator.rank()), "sums");
       expect(!state.leaves[1].grad().defined(), "grad() was kept");
     }
     expect(hook_of(state.leaves[0]) == nullptr, "a hook is left that was not there before");
@@ -131,7 +131,8 @@ TEST_CASE("hooks that are set after the reducer's hooks run beside them") {
       at::Tensor expected = at::zeros({run.reducer->gradient(0).numel() * (stage < 1 ? 1 : 2)});
       expected.narrow(0, 64, 6).fill_(6);
       expected.narrow(0, 96, 4).fill_(6);
-      const at::Tensor own = stage < 1 ? expected : run.state.buckets.slice(0, expected, communicator.rank());
+      const at::Tensor own =
+          stage < 1 ? expected : run.state.store.slice_of(0, expected, communicator.rank());
       expect_equal(run.reducer->gradient(0), own, "sums");
     });
   }
@@ -236,7 +237,7 @@ TEST_CASE("gradients: discarded gradients have no effect, also after an abandone
       at::Tensor expected = at::zeros({run.reducer->gradient(0).numel() * (stage < 1 ? 1 : 2)});
       run.state.buckets.piece(0, expected).fill_(6);
       const at::Tensor whole =
-          stage < 1 ? expected : run.state.buckets.slice(0, expected, communicator.rank());
+          stage < 1 ? expected : run.state.store.slice_of(0, expected, communicator.rank());
       expect_equal(run.reducer->gradient(0), whole, "sums");
     });
   }

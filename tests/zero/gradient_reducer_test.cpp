@@ -32,7 +32,7 @@ struct Run {
         specs(specs_of(stage)),
         state(specs, given, {.marked = stage > 0, .shared = true}, kBucketNumel) {
     if (stage > 0) {
-      residency.emplace(state.buckets, given, GatherLimits{}, [] { return true; });
+      residency.emplace(state.buckets, state.store, given, GatherLimits{}, [] { return true; });
     }
     reducer.emplace(state.buckets, state.store, given, options);
   }
@@ -86,7 +86,7 @@ void expect_gradient(const Run& run, int bucket, const at::Tensor& expected, con
   const at::Tensor& found = run.reducer->gradient(bucket);
   const at::Tensor mine = run.policy.replicate_update
                               ? expected
-                              : run.state.buckets.slice(bucket, expected, run.communicator.rank());
+                              : run.state.store.slice_of(bucket, expected, run.communicator.rank());
   expect_equal(found, mine.to(found.scalar_type()), what + ", " + run.state.buckets.label(bucket));
 }
 
@@ -100,8 +100,8 @@ struct Part {
 void expect_sums(const Run& run, const std::vector<Part>& parts, const std::string& what, double factor = 1) {
   const Buckets& buckets = run.state.buckets;
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-    const at::Tensor expected = at::zeros({buckets.layout(bucket).numel});
-    for (const int index : buckets.layout(bucket).parameters) {
+    const at::Tensor expected = at::zeros({run.state.store.layout(bucket).numel});
+    for (const int index : run.state.store.layout(bucket).parameters) {
       for (const auto& [rank, step] : parts) {
         if (!is_used(index, rank, step)) continue;
         buckets.piece(index, expected).add_(gradient_of(run, index, rank, step).flatten(), factor);
@@ -173,8 +173,8 @@ TEST_CASE("gradients: sums over ranks and micro-steps; windows start from zero; 
     run.backward(true, (run.state.leaves[3] - 4000).square().sum() / 2);
     run.reducer->finish_window();
     const Buckets& buckets = run.state.buckets;
-    for (int bucket = 0; bucket < buckets.count(); ++bucket) {
-      const at::Tensor expected = at::zeros({buckets.layout(bucket).numel});
+    for (int bucket = 0; bucket < run.state.store.count(); ++bucket) {
+      const at::Tensor expected = at::zeros({run.state.store.layout(bucket).numel});
       if (bucket == buckets.bucket_of(3)) {
         buckets.piece(3, expected).copy_(numbered({40}, 0) * run.communicator.world_size());
       }
@@ -248,7 +248,7 @@ TEST_CASE("gradients: sparse gradients, and gradients with other strides") {
     const int ranks = run.communicator.world_size();
     auto expect_p1 = [&](const at::Tensor& values, const std::string& what) {
       run.reducer->finish_window();
-      const at::Tensor expected = at::zeros({run.state.buckets.layout(bucket).numel});
+      const at::Tensor expected = at::zeros({run.state.store.layout(bucket).numel});
       run.state.buckets.piece(1, expected).copy_((values * ranks).flatten());
       expect_gradient(run, bucket, expected, what);
       run.reducer->start_window();

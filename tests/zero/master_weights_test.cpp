@@ -61,7 +61,7 @@ void check_precisions(bool marked, const Body& body) {
 at::Tensor master_of(Communicator& communicator, const RankState& state, int parameter) {
   const int bucket = state.buckets.bucket_of(parameter);
   const StateTensor& master = state.store.at(bucket, kMaster);
-  at::Tensor all = at::empty({state.buckets.layout(bucket).numel});
+  at::Tensor all = at::empty({state.store.layout(bucket).numel});
   communicator.all_gather(all, master.own.clone(), "master weights for the test")->wait();
   return state.buckets.view(parameter, all);
 }
@@ -76,7 +76,7 @@ TEST_CASE("master weights: start from rounded values, or from the values as give
       const at::Tensor given = thirds(index, 0);
       const at::Tensor in_16_bits = rounded(given, precision.dtype);
       expect(!at::equal(in_16_bits, given), "the test needs values that are rounded");
-      at::Tensor all = at::empty({state.buckets.layout(bucket).numel}, scalar_type(precision.dtype));
+      at::Tensor all = at::empty({state.store.layout(bucket).numel}, scalar_type(precision.dtype));
       communicator.all_gather(all, state.buckets.shard(bucket).clone(), "values for the test")->wait();
       expect_equal(state.buckets.view(index, all), given.to(scalar_type(precision.dtype)), name);
       expect(state.leaves[index].scalar_type() == scalar_type(precision.dtype), name + ": type of the leaf");
@@ -98,7 +98,7 @@ TEST_CASE("master weights: fp32 parameters have none") {
   check_both_ways(2, [](Communicator& communicator) {
     RankState state(kSpecs, leaves_of(communicator.rank()), communicator,
                     {.marked = true, .shared = true, .master_from_fp32 = true, .whole_master = true}, 64);
-    for (int bucket = 0; bucket < state.buckets.count(); ++bucket) {
+    for (int bucket = 0; bucket < state.store.count(); ++bucket) {
       expect(!state.buckets.has_master(bucket) && !state.store.has(bucket, kMaster), "master weights");
     }
     communicator.barrier("the end")->wait();

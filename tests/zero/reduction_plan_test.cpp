@@ -45,7 +45,7 @@ void backward(ReductionPlan& plan, const std::vector<int>& arrivals) {
 TEST_CASE("departure plan: without a plan, complete buckets depart in order from the last parameter") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state(kFour, communicator, {});
-    ReductionPlan plan(state.buckets);
+    ReductionPlan plan(state.store, state.buckets);
     expect(!plan.made(), "a plan before make()");
     plan.start_backward();
     expect_order(take_complete(plan), {}, "nothing has arrived");
@@ -67,8 +67,8 @@ TEST_CASE("departure plan: without a plan, complete buckets depart in order from
 TEST_CASE("departure plan: without a plan, a bucket with the first and last parameters delays no others") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state({{{1}, false, 1}, {{1}}, {{1}}, {{1}, false, 1}}, communicator, {}, 1000);
-    expect(state.buckets.layout(0).parameters == std::vector{3, 0}, "the test needs that as bucket 0");
-    ReductionPlan plan(state.buckets);
+    expect(state.store.layout(0).parameters == std::vector{3, 0}, "the test needs that as bucket 0");
+    ReductionPlan plan(state.store, state.buckets);
     plan.start_backward();
     plan.note_gradient(3);
     plan.note_gradient(2);
@@ -84,8 +84,8 @@ TEST_CASE("departure plan: a bucket is complete when each of its parameters has 
   check_on_ranks(1, false, [](Communicator& communicator) {
     // There is one bucket, which holds parameters 2, 1 and 0.
     RankState state({{{1}}, {{1}}, {{1}}}, communicator, {}, 1000);
-    expect(state.buckets.count() == 1, "the test needs one bucket");
-    ReductionPlan plan(state.buckets);
+    expect(state.store.count() == 1, "the test needs one bucket");
+    ReductionPlan plan(state.store, state.buckets);
     plan.start_backward();
     plan.note_gradient(0);
     plan.note_gradient(2);
@@ -99,8 +99,8 @@ TEST_CASE("departure plan: a bucket is complete when each of its parameters has 
 TEST_CASE("departure plan: frozen buckets are not in the plan") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state({{{1}}, {{1}}, {{1}, false, kFrozen}}, communicator, {});
-    expect(state.buckets.count() == 3, "the test needs three buckets");
-    ReductionPlan plan(state.buckets);
+    expect(state.store.count() == 3, "the test needs three buckets");
+    ReductionPlan plan(state.store, state.buckets);
     plan.start_backward();
     expect_order(take_rest(plan), {0, 1}, "trained buckets only");
   });
@@ -110,7 +110,7 @@ TEST_CASE("departure plan: all ranks use the order in which buckets were complet
   for (int ranks = 1; ranks <= 3; ++ranks) {
     check_on_ranks(ranks, false, [](Communicator& communicator) {
       RankState state(kFour, communicator, {});
-      ReductionPlan plan(state.buckets);
+      ReductionPlan plan(state.store, state.buckets);
       const std::vector<std::vector<int>> orders = {{2, 0, 3, 1}, {0, 1, 2, 3}, {3, 2, 1, 0}};
       backward(plan, orders[communicator.rank()]);
       plan.make(communicator);
@@ -131,8 +131,8 @@ TEST_CASE("departure plan: a bucket completes with the last gradient of its para
   check_on_ranks(1, false, [](Communicator& communicator) {
     // Bucket 0 holds parameters 3 and 2, bucket 1 holds parameters 1 and 0.
     RankState state(kFour, communicator, {}, 2 * kAlignment);
-    expect(state.buckets.count() == 2, "the test needs two buckets");
-    ReductionPlan plan(state.buckets);
+    expect(state.store.count() == 2, "the test needs two buckets");
+    ReductionPlan plan(state.store, state.buckets);
     plan.start_backward();
     for (const int parameter : {3, 1, 0, 2}) plan.note_gradient(parameter);
     plan.finish_backward();
@@ -163,7 +163,7 @@ TEST_CASE("departure plan: buckets that a rank did not use, or used twice, depar
     INFO(scenario.name);
     check_on_ranks(2, false, [&](Communicator& communicator) {
       RankState state(kFour, communicator, {});
-      ReductionPlan plan(state.buckets);
+      ReductionPlan plan(state.store, state.buckets);
       backward(plan, scenario.arrivals[communicator.rank()]);
       plan.make(communicator);
       expect_order(take_rest(plan), scenario.order, scenario.name);
@@ -174,7 +174,7 @@ TEST_CASE("departure plan: buckets that a rank did not use, or used twice, depar
 TEST_CASE("departure plan: a bucket expects the largest number of gradients that it got in one backward") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state(kFour, communicator, {});
-    ReductionPlan plan(state.buckets);
+    ReductionPlan plan(state.store, state.buckets);
     plan.start_backward();
     for (const int bucket : {0, 0, 0, 1}) plan.note_gradient(3 - bucket);
     expect_order(take_complete(plan), {0, 1}, "one gradient is expected at first");

@@ -44,7 +44,7 @@ class Model {
         state(specs(kind), communicator, {.marked = true, .shared = kind.shares_memory, .dtype = dtype},
               /*bucket_numel=*/1, kind.in_files),
         leaves(state.leaves),
-        residency(state.buckets, communicator, limits, [this] { return in_training; }) {}
+        residency(state.buckets, state.store, communicator, limits, [this] { return in_training; }) {}
   /// The barrier keeps each rank's memory alive while another rank reads it.
   ~Model() {
     if (std::uncaught_exceptions() == 0) communicator.barrier("the end")->wait();
@@ -58,13 +58,13 @@ class Model {
   void start_update() {
     residency.finish_iteration();
     communicator.barrier("in place of the norm")->wait();
-    for (int bucket = 0; bucket < state.buckets.count(); ++bucket) residency.start_update(bucket);
+    for (int bucket = 0; bucket < state.store.count(); ++bucket) residency.start_update(bucket);
     state.buckets.follow_writes();
   }
   /// Updates this rank's slices: adds `add` * (rank + 1) to each element.
   void finish_update(double add) {
-    for (int bucket = 0; bucket < state.buckets.count(); ++bucket) {
-      state.buckets.with_shard(bucket, ValueUse::change, [&] {
+    for (int bucket = 0; bucket < state.store.count(); ++bucket) {
+      state.store.with_values(bucket, ValueUse::change, [&] {
         at::Tensor(state.buckets.shard(bucket)).add_(add * (communicator.rank() + 1));
       });
       residency.finish_update(bucket, communicator.world_size() > 1);

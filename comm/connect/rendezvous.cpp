@@ -1,4 +1,4 @@
-#include "comm/rendezvous.h"
+#include "comm/connect/rendezvous.h"
 
 #include <c10/util/Logging.h>
 
@@ -13,7 +13,7 @@
 #include "base/join_board.h"
 #include "base/log.h"
 #include "base/process.h"
-#include "comm/cuda_library.h"
+#include "comm/connect/cuda_library.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/exchange.h"
 #include "comm/meeting/store.h"

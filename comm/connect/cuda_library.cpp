@@ -1,4 +1,4 @@
-#include "comm/cuda_library.h"
+#include "comm/connect/cuda_library.h"
 
 #include <dlfcn.h>
 #include <torch/version.h>
