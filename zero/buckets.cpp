@@ -229,8 +229,8 @@ void Buckets::leave() {
     if (own.defined()) {
       leave_memory(storages_[bucket], keep_alive(own));
     } else {
-      leave_without_memory(storages_[bucket],
-                           named_in_message(layout(bucket), parameters_) + (whole ? kIncomplete : kGone));
+      leave_without_memory(storages_[bucket], named_in_message(store_->layout(bucket), parameters_) +
+                                                  (whole ? kIncomplete : kGone));
     }
   }
 }
