@@ -18,9 +18,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/program.h"
+#include "benchmarks/command_line.h"
 #include "benchmarks/figures.h"
 #include "benchmarks/local_ranks.h"
+#include "benchmarks/training_options.h"
 #include "benchmarks/work_meter.h"
 #include "comm/connect/rendezvous.h"
 #include "engine/engine.h"
@@ -34,16 +35,11 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-struct Options {
-  int ranks = 2;
+struct Options : TrainingOptions {
   int stage = 2;
   int rounds = 5;
   int steps = 10;
-  int64_t micro_batch = 4;
-  Gpt2Options model{.layers = 6, .hidden = 512, .heads = 8, .vocab = 8192, .positions = 128};
-  std::string precision = "fp32";
   std::string folder;
-  bool json = false;
 };
 
 /// The local file system with a limited write speed.
@@ -130,21 +126,15 @@ class Training {
  public:
   explicit Training(const Options& options)
       : options_(&options), communicator_(connect()), model_(options.model) {
-    nlohmann::json text{
-        {"train_micro_batch_size_per_gpu", options.micro_batch},
-        {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-4}, {"weight_decay", 0.01}}}}},
-        {"gradient_clipping", 1.0},
-        {"zero_optimization", {{"stage", options.stage}, {"overlap_comm", true}}}};
-    if (options.precision != "fp32") text[options.precision]["enabled"] = true;
-    const Config config = parse_config(text.dump(), "bench_checkpoint", options.ranks);
+    const Config config =
+        parse_config(options.config({{"stage", options.stage}, {"overlap_comm", true}}).dump(),
+                     "bench_checkpoint", options.ranks);
     InitializeOptions given;
     given.communicator = communicator_;
     state_ = std::make_shared<EngineState>(model_of(*model_), config, communicator_,
                                            collect_parameters(model_of(*model_), config, given), given);
     engine_.emplace(state_);
-    auto generator = at::detail::createCPUGenerator(communicator_->rank() + 1);
-    tokens_ = torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions},
-                             generator, torch::kLong);
+    tokens_ = random_tokens(options.model, options.micro_batch, communicator_->rank());
   }
 
   Communicator& communicator() { return *communicator_; }
@@ -225,7 +215,7 @@ class Training {
   const Options* options_;
   WorkMeter meter_;
   std::shared_ptr<Communicator> communicator_;
-  Gpt2 model_;
+  samples::Gpt2 model_;
   std::shared_ptr<EngineState> state_;
   std::optional<Engine> engine_;
   at::Tensor tokens_;
@@ -317,24 +307,12 @@ int main(int argc, char** argv) {
   CLI::App app("Times training steps with a durable checkpoint after each, beside steps without.",
                "bench_checkpoint");
   app.option_defaults()->always_capture_default();
+  options.add_to(app);
   app.add_option("--folder", options.folder, "for checkpoints, on the disk to be measured")->required();
-  app.add_option("--ranks", options.ranks)->check(CLI::Range(1, 64));
   app.add_option("--stage", options.stage)->check(CLI::Range(0, 3));
   app.add_option("--rounds", options.rounds, "blocks of each kind")->check(CLI::Range(1, 1000));
   app.add_option("--steps", options.steps, "of a block")->check(CLI::Range(1, 1000));
-  app.add_option("--layers", options.model.layers)->check(CLI::PositiveNumber);
-  app.add_option("--hidden", options.model.hidden)->check(CLI::PositiveNumber);
-  app.add_option("--heads", options.model.heads)->check(CLI::PositiveNumber);
-  app.add_option("--vocab", options.model.vocab)->check(CLI::PositiveNumber);
-  app.add_option("--seq", options.model.positions)->check(CLI::PositiveNumber);
-  app.add_option("--micro-batch", options.micro_batch)->check(CLI::PositiveNumber);
-  app.add_option("--precision", options.precision)->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-  app.add_flag("--json", options.json, "print JSON");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  return zerorun::run_program(
-      [&] { return zerorun::run_local_ranks(options.ranks, [&] { return zerorun::run_rank(options); }); });
+  return zerorun::parse_and_run(app, argc, argv, [&] {
+    return zerorun::run_local_ranks(options.ranks, [&] { return zerorun::run_rank(options); });
+  });
 }

@@ -19,12 +19,12 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/program.h"
+#include "benchmarks/command_line.h"
 #include "benchmarks/figures.h"
 #include "benchmarks/gpu/device_clock.h"
 #include "benchmarks/local_ranks.h"
-#include "comm/gloo/gloo_communicator.h"
 #include "comm/connect/rendezvous.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 
 namespace zerorun {
@@ -336,10 +336,5 @@ int main(int argc, char** argv) {
       "measure the communicator that engines use, on the device that ZERORUN_DEVICE names; as a rank "
       "of a job if a launcher has started this one, else between --ranks on this host");
   app.add_flag("--json", options.json, "print JSON");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  return zerorun::run_program([&] { return zerorun::run(options); });
+  return zerorun::parse_and_run(app, argc, argv, [&] { return zerorun::run(options); });
 }

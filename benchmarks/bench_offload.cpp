@@ -14,9 +14,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/program.h"
+#include "benchmarks/command_line.h"
 #include "benchmarks/figures.h"
 #include "benchmarks/local_ranks.h"
+#include "benchmarks/training_options.h"
 #include "comm/connect/rendezvous.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
@@ -28,17 +29,14 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-struct Options {
-  int ranks = 2;
+struct Options : TrainingOptions {
+  Options() { precision = "bf16"; }
+
   int stage = 2;
   int rounds = 5;
   int steps = 5;
-  int64_t micro_batch = 4;
   int64_t queue_depth = 8;
-  Gpt2Options model{.layers = 6, .hidden = 512, .heads = 8, .vocab = 8192, .positions = 128};
-  std::string precision = "bf16";
   std::string folder;
-  bool json = false;
 };
 
 // Bytes that one rank has read from files and written to files.
@@ -51,25 +49,18 @@ class Training {
  public:
   Training(const Options& options, std::shared_ptr<Communicator> communicator, bool in_files)
       : options_(&options), communicator_(std::move(communicator)), model_(options.model) {
-    nlohmann::json text{
-        {"train_micro_batch_size_per_gpu", options.micro_batch},
-        {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-4}, {"weight_decay", 0.01}}}}},
-        {"gradient_clipping", 1.0},
-        {"aio", {{"queue_depth", options.queue_depth}}},
-        {"zero_optimization", {{"stage", options.stage}, {"overlap_comm", true}}}};
+    nlohmann::json text = options.config({{"stage", options.stage}, {"overlap_comm", true}});
+    text["aio"]["queue_depth"] = options.queue_depth;
     if (in_files) {
       text["zero_optimization"]["offload_optimizer"] = {{"device", "nvme"}, {"nvme_path", options.folder}};
     }
-    if (options.precision != "fp32") text[options.precision]["enabled"] = true;
     const Config config = parse_config(text.dump(), "bench_offload", options.ranks);
     InitializeOptions given;
     given.communicator = communicator_;
     state_ = std::make_shared<EngineState>(model_of(*model_), config, communicator_,
                                            collect_parameters(model_of(*model_), config, given), given);
     engine_.emplace(state_);
-    auto generator = at::detail::createCPUGenerator(communicator_->rank() + 1);
-    tokens_ = torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions},
-                             generator, torch::kLong);
+    tokens_ = random_tokens(options.model, options.micro_batch, communicator_->rank());
   }
 
   /// Runs a block of steps. Returns milliseconds per step on the slowest rank, including the writes that
@@ -97,7 +88,7 @@ class Training {
  private:
   const Options* options_;
   std::shared_ptr<Communicator> communicator_;
-  Gpt2 model_;
+  samples::Gpt2 model_;
   std::shared_ptr<EngineState> state_;
   std::optional<Engine> engine_;
   at::Tensor tokens_;
@@ -196,26 +187,14 @@ int main(int argc, char** argv) {
   CLI::App app("Times training steps with optimizer states in files, beside steps with them in memory.",
                "bench_offload");
   app.option_defaults()->always_capture_default();
+  options.add_to(app);
   app.add_option("--folder", options.folder, "for the files, on the disk to be measured")->required();
-  app.add_option("--ranks", options.ranks)->check(CLI::Range(1, 64));
   app.add_option("--stage", options.stage)->check(CLI::Range(1, 3));
   app.add_option("--rounds", options.rounds, "blocks of each kind")->check(CLI::Range(1, 1000));
   app.add_option("--steps", options.steps, "of a block")->check(CLI::Range(1, 1000));
-  app.add_option("--layers", options.model.layers)->check(CLI::PositiveNumber);
-  app.add_option("--hidden", options.model.hidden)->check(CLI::PositiveNumber);
-  app.add_option("--heads", options.model.heads)->check(CLI::PositiveNumber);
-  app.add_option("--vocab", options.model.vocab)->check(CLI::PositiveNumber);
-  app.add_option("--seq", options.model.positions)->check(CLI::PositiveNumber);
-  app.add_option("--micro-batch", options.micro_batch)->check(CLI::PositiveNumber);
   app.add_option("--queue-depth", options.queue_depth)->check(CLI::PositiveNumber);
-  app.add_option("--precision", options.precision)->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-  app.add_flag("--json", options.json, "print JSON");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  std::filesystem::create_directories(options.folder);
-  return zerorun::run_program(
-      [&] { return zerorun::run_local_ranks(options.ranks, [&] { return zerorun::run_rank(options); }); });
+  return zerorun::parse_and_run(app, argc, argv, [&] {
+    std::filesystem::create_directories(options.folder);
+    return zerorun::run_local_ranks(options.ranks, [&] { return zerorun::run_rank(options); });
+  });
 }

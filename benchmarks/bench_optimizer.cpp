@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "base/program.h"
+#include "benchmarks/command_line.h"
 #include "device/cpu_device.h"
 #include "device/dtypes.h"
 #include "device/step_facts.h"
@@ -259,10 +259,5 @@ int main(int argc, char** argv) {
   app.add_flag("--other-simds,!--no-other-simds", options.other_simds,
                "AdamW on the instruction sets that are not the best, too");
   app.add_flag("--json", options.json, "print JSON");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  return zerorun::run_program([&] { return zerorun::run_benchmark(options); });
+  return zerorun::parse_and_run(app, argc, argv, [&] { return zerorun::run_benchmark(options); });
 }

@@ -15,9 +15,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/program.h"
+#include "benchmarks/command_line.h"
 #include "benchmarks/local_ranks.h"
 #include "benchmarks/memory_picture.h"
+#include "benchmarks/training_options.h"
 #include "comm/connect/rendezvous.h"
 #include "engine/engine.h"
 #include "samples/gpt2/model.h"
@@ -30,7 +31,7 @@ struct Options {
   std::vector<int> stages{0, 1, 2, 3};
   int steps = 4;
   int accumulation = 1;
-  Gpt2Options model{.layers = 6, .hidden = 512, .heads = 8, .vocab = 8192, .positions = 128};
+  samples::Gpt2Options model{.layers = 6, .hidden = 512, .heads = 8, .vocab = 8192, .positions = 128};
   bool json = false;
   std::string picture;
 };
@@ -72,13 +73,11 @@ int run_rank(const Options& options, int stage, Row& row) {
   at::set_num_threads(1);
   auto communicator = connect();
   const int ranks = communicator->world_size();
-  Gpt2 model(options.model);
+  samples::Gpt2 model(options.model);
   InitializeOptions initialize_options;
   initialize_options.communicator = communicator;
   Engine engine = initialize(*model, make_config(options, stage, ranks), initialize_options);
-  auto generator = at::detail::createCPUGenerator(communicator->rank() + 1);
-  const at::Tensor tokens =
-      torch::randint(0, options.model.vocab, {1, options.model.positions}, generator, torch::kLong);
+  const at::Tensor tokens = random_tokens(options.model, 1, communicator->rank());
   auto step = [&] {
     for (int micro_step = 0; micro_step < options.accumulation; ++micro_step) {
       engine.backward(model->loss(tokens));
@@ -175,16 +174,8 @@ int main(int argc, char** argv) {
   app.add_option("--stages", options.stages)->check(CLI::Range(0, 3));
   app.add_option("--steps", options.steps)->check(CLI::PositiveNumber);
   app.add_option("--accumulation", options.accumulation, "micro-steps of a step")->check(CLI::PositiveNumber);
-  app.add_option("--layers", options.model.layers)->check(CLI::PositiveNumber);
-  app.add_option("--hidden", options.model.hidden)->check(CLI::PositiveNumber);
-  app.add_option("--vocab", options.model.vocab)->check(CLI::PositiveNumber);
-  app.add_option("--seq", options.model.positions)->check(CLI::PositiveNumber);
+  zerorun::add_model_options(app, options.model);
   app.add_option("--picture", options.picture, "draw what a rank keeps at each stage")->type_name("FILE.svg");
   app.add_flag("--json", options.json, "print JSON");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  return zerorun::run_program([&] { return zerorun::run(options); });
+  return zerorun::parse_and_run(app, argc, argv, [&] { return zerorun::run(options); });
 }

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/program.h"
 #include "base/unique_fd.h"
+#include "benchmarks/command_line.h"
 
 extern char** environ;
 
@@ -172,10 +172,5 @@ int main(int argc, char** argv) {
   app.add_option("--stage", options.stage)->check(CLI::Range(0, 3));
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000));
   app.add_flag("--json", options.json, "print JSON");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  return zerorun::run_program([&] { return zerorun::run(options); });
+  return zerorun::parse_and_run(app, argc, argv, [&] { return zerorun::run(options); });
 }

@@ -20,9 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "base/program.h"
+#include "benchmarks/command_line.h"
 #include "benchmarks/local_ranks.h"
 #include "benchmarks/silenceable_communicator.h"
+#include "benchmarks/training_options.h"
 #include "benchmarks/work_meter.h"
 #include "comm/connect/rendezvous.h"
 #include "engine/engine.h"
@@ -32,15 +33,10 @@
 namespace zerorun {
 namespace {
 
-struct Options {
-  int ranks = 2;
+struct Options : TrainingOptions {
   int rounds = 10;
-  int64_t micro_batch = 4;
-  Gpt2Options model{.layers = 6, .hidden = 512, .heads = 8, .vocab = 8192, .positions = 128};
-  std::string precision = "fp32";
   bool overlap = true;
   bool backward = false;
-  bool json = false;
 };
 
 // A row of the printed table: a stage and its settings.
@@ -55,7 +51,7 @@ struct Variant {
   bool waits_in_step;
   bool plain;  // loss.backward() instead of engine.backward()
   std::shared_ptr<SilenceableCommunicator> communicator;
-  Gpt2 model;
+  samples::Gpt2 model;
   Engine engine;
   std::vector<double> milliseconds;
   std::vector<double> cpu_milliseconds;
@@ -86,24 +82,18 @@ std::vector<Setting> settings(int64_t parameters) {
 
 int64_t count_parameters(const Options& options) {
   int64_t parameters = 0;
-  for (const auto& parameter : Gpt2(options.model)->parameters()) parameters += parameter.numel();
+  for (const auto& parameter : samples::Gpt2(options.model)->parameters()) parameters += parameter.numel();
   return parameters;
 }
 
 Config make_config(const Options& options, nlohmann::json zero) {
   zero["overlap_comm"] = options.overlap;
-  nlohmann::json text{{"train_micro_batch_size_per_gpu", options.micro_batch},
-                      {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-4}, {"weight_decay", 0.01}}}}},
-                      {"gradient_clipping", 1.0},
-                      {"zero_optimization", std::move(zero)}};
-  if (options.precision != "fp32") text[options.precision]["enabled"] = true;
-  if (options.precision == "fp16") text["fp16"]["loss_scale"] = 1024;  // so that no step is skipped
-  return parse_config(text.dump(), "bench_step", options.ranks);
+  return parse_config(options.config(std::move(zero)).dump(), "bench_step", options.ranks);
 }
 
 Variant make_variant(const Options& options, const Setting& setting, bool communicates,
                      std::shared_ptr<Communicator> communicator) {
-  Gpt2 model(options.model);
+  samples::Gpt2 model(options.model);
   InitializeOptions initialize_options;
   auto own = std::make_shared<SilenceableCommunicator>(std::move(communicator), communicates);
   initialize_options.communicator = own;
@@ -247,9 +237,7 @@ void report(const Options& options, const std::vector<Setting>& rows, std::vecto
 }
 
 at::Tensor tokens_of(const Options& options, Communicator& communicator) {
-  auto generator = at::detail::createCPUGenerator(communicator.rank() + 1);
-  return torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions}, generator,
-                        torch::kLong)
+  return random_tokens(options.model, options.micro_batch, communicator.rank())
       .to(communicator.device().location());
 }
 
@@ -378,23 +366,11 @@ int main(int argc, char** argv) {
   CLI::App app("Times training steps at ZeRO stages 0 to 3 beside the same steps without communication.",
                "bench_step");
   app.option_defaults()->always_capture_default();
-  app.add_option("--ranks", options.ranks)->check(CLI::Range(1, 64));
+  options.add_to(app);
   app.add_option("--rounds", options.rounds, "timed steps of each variant")->check(CLI::Range(1, 10000));
-  app.add_option("--layers", options.model.layers)->check(CLI::PositiveNumber);
-  app.add_option("--hidden", options.model.hidden)->check(CLI::PositiveNumber);
-  app.add_option("--heads", options.model.heads)->check(CLI::PositiveNumber);
-  app.add_option("--vocab", options.model.vocab)->check(CLI::PositiveNumber);
-  app.add_option("--seq", options.model.positions)->check(CLI::PositiveNumber);
-  app.add_option("--micro-batch", options.micro_batch)->check(CLI::PositiveNumber);
-  app.add_option("--precision", options.precision)->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_flag("--overlap,!--no-overlap", options.overlap, "overlap_comm");
   app.add_flag("--backward", options.backward, "compare loss.backward() with engine.backward()");
-  app.add_flag("--json", options.json, "print JSON");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  return zerorun::run_program(
-      [&] { return zerorun::run_local_ranks(options.ranks, [&] { return zerorun::run_rank(options); }); });
+  return zerorun::parse_and_run(app, argc, argv, [&] {
+    return zerorun::run_local_ranks(options.ranks, [&] { return zerorun::run_rank(options); });
+  });
 }

@@ -14,9 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/program.h"
+#include "benchmarks/command_line.h"
 #include "benchmarks/figures.h"
 #include "benchmarks/gpu/device_clock.h"
+#include "benchmarks/training_options.h"
 #include "comm/connect/rendezvous.h"
 #include "engine/engine.h"
 #include "samples/gpt2/model.h"
@@ -28,7 +29,7 @@ namespace {
 struct Options {
   std::string config;
   std::string weights;
-  Gpt2Options model;
+  samples::Gpt2Options model;
   int64_t micro_batch = 4;
   int steps = 8;
   bool on_demand = false;
@@ -82,7 +83,7 @@ struct Training {
 };
 
 // A training loop as LibTorch's documentation has it, of this rank alone.
-std::function<at::Tensor()> plain_loop(Gpt2 model, const std::string& config, at::Tensor tokens) {
+std::function<at::Tensor()> plain_loop(samples::Gpt2 model, const std::string& config, at::Tensor tokens) {
   const nlohmann::json settings = nlohmann::json::parse(std::ifstream(config));
   const nlohmann::json& params = settings["optimizer"]["params"];
   const auto adamw = torch::optim::AdamWOptions(params["lr"]).weight_decay(params["weight_decay"]);
@@ -100,11 +101,9 @@ std::function<at::Tensor()> plain_loop(Gpt2 model, const std::string& config, at
 int run(const Options& options) {
   at::set_num_threads(1);
   auto communicator = connect();
-  Gpt2 model(options.model);
-  if (!options.weights.empty()) load_weights(*model, options.weights);
-  auto generator = at::detail::createCPUGenerator(communicator->rank() + 1);
-  at::Tensor tokens = torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions},
-                                     generator, torch::kLong);
+  samples::Gpt2 model(options.model);
+  if (!options.weights.empty()) samples::load_weights(*model, options.weights);
+  at::Tensor tokens = random_tokens(options.model, options.micro_batch, communicator->rank());
   std::optional<Engine> engine;
   Training training{.communicator = *communicator, .train_step = {}};
   if (options.plain) {
@@ -138,21 +137,12 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("--deepspeed", options.config, "a ds_config.json")->required()->check(CLI::ExistingFile);
   app.add_option("--weights", options.weights, "a .safetensors file with the initial weights");
-  app.add_option("--layers", options.model.layers)->check(CLI::PositiveNumber);
-  app.add_option("--hidden", options.model.hidden)->check(CLI::PositiveNumber);
-  app.add_option("--heads", options.model.heads)->check(CLI::PositiveNumber);
-  app.add_option("--vocab", options.model.vocab)->check(CLI::PositiveNumber);
-  app.add_option("--seq", options.model.positions)->check(CLI::PositiveNumber);
+  zerorun::add_model_options(app, options.model);
   app.add_option("--micro-batch", options.micro_batch)->check(CLI::PositiveNumber);
   app.add_option("--steps", options.steps)->check(CLI::PositiveNumber);
   app.add_flag("--on-demand", options.on_demand,
                "read from standard input, again and again, how many steps come next");
   app.add_flag("--plain", options.plain,
                "train this rank's model by itself on the CPU, without an engine, by LibTorch's own AdamW");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  return zerorun::run_program([&] { return zerorun::run(options); });
+  return zerorun::parse_and_run(app, argc, argv, [&] { return zerorun::run(options); });
 }

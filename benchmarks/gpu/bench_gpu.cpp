@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/program.h"
+#include "benchmarks/command_line.h"
 #include "benchmarks/figures.h"
 #include "benchmarks/gpu/bench.h"
 #include "comm/connect/rendezvous.h"
@@ -94,14 +94,11 @@ int main(int argc, char** argv) {
   app.add_option("--json", options.json, "a file for all figures; written after each part");
   app.add_flag("--tiny", options.tiny,
                "3 rounds of small sizes, which also run on the CPU: tests the program only");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  if (options.tiny) {
-    options.rounds = 3;
-    at::set_num_threads(1);
-  }
-  return zerorun::run_program([&] { return zerorun::run(options); });
+  return zerorun::parse_and_run(app, argc, argv, [&] {
+    if (options.tiny) {
+      options.rounds = 3;
+      at::set_num_threads(1);
+    }
+    return zerorun::run(options);
+  });
 }

@@ -98,7 +98,7 @@ void SizeMeasurement::measure() {
 }
 
 void SizeMeasurement::add_notes() {
-  const Gpt2Options& model = size_.model;
+  const samples::Gpt2Options& model = size_.model;
   bench_.report.add_note(part_, std::to_string(parameters_) + " parameters, " + std::to_string(model.layers) +
                                     " layers, hidden " + std::to_string(model.hidden) + ", sequences of " +
                                     std::to_string(model.positions) + " tokens, micro-batch " +

@@ -27,12 +27,12 @@ at::Tensor values_for(const std::string& name, const at::Tensor& parameter, c10:
 
 // Builds the model without memory for its fp32 weights, and makes bf16 weights on the device: drawing a
 // billion weights on the host would take longer than the measurements.
-Gpt2 make_model(const Gpt2Options& options, c10::Device device) {
+samples::Gpt2 make_model(const samples::Gpt2Options& options, c10::Device device) {
   auto build = [&] {
     const DeferredInit deferred;
-    return Gpt2(options);
+    return samples::Gpt2(options);
   };
-  Gpt2 model = build();
+  samples::Gpt2 model = build();
   at::NoGradGuard no_grad;
   torch::manual_seed(options.seed);
   for (const auto& item : model->named_parameters()) {
@@ -48,7 +48,7 @@ at::Tensor make_tokens(const ModelSize& size, c10::Device device) {
                      at::TensorOptions().dtype(at::kLong).device(device));
 }
 
-Engine make_engine(Gpt2& model, const ModelSize& size, const nlohmann::json& zero,
+Engine make_engine(samples::Gpt2& model, const ModelSize& size, const nlohmann::json& zero,
                    std::shared_ptr<Communicator> communicator) {
   const nlohmann::json text{
       {"train_micro_batch_size_per_gpu", size.micro_batch},
@@ -92,7 +92,7 @@ int64_t count_parameters(const torch::nn::Module& model) {
 }
 
 double flops_of_step(const ModelSize& size, int64_t parameters) {
-  const Gpt2Options& model = size.model;
+  const samples::Gpt2Options& model = size.model;
   const int64_t weights = parameters - model.positions * model.hidden;
   const int64_t of_a_token = 6 * weights + 6 * model.layers * model.hidden * model.positions;
   return static_cast<double>(of_a_token) * static_cast<double>(size.tokens());

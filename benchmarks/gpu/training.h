@@ -17,7 +17,7 @@ namespace zerorun {
 
 struct ModelSize {
   std::string name;
-  Gpt2Options model;
+  samples::Gpt2Options model;
   int64_t micro_batch;
 
   int64_t tokens() const { return micro_batch * model.positions; }
@@ -51,7 +51,7 @@ class PlainTraining {
   void update(bool clips);
   void drop_gradients();
 
-  Gpt2 model_;
+  samples::Gpt2 model_;
   at::Tensor tokens_;
   std::vector<at::Tensor> weights_;                                       // the model's parameters
   std::vector<at::Tensor> masters_, gradients_, first_, second_, steps_;  // gradients in fp32
@@ -70,7 +70,7 @@ class EngineTraining {
   Engine& engine() { return engine_; }
 
  private:
-  Gpt2 model_;
+  samples::Gpt2 model_;
   Engine engine_;
   at::Tensor tokens_;
   at::Tensor loss_;

@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <cstdlib>
 
-namespace zerorun {
+namespace samples {
+
+using zerorun::UserError;
 
 void DeepspeedFlags::add_to(CLI::App& app) {
   app.add_option("--deepspeed", deepspeed, "the ds_config.json (or give it with --deepspeed_config)")
@@ -43,4 +45,4 @@ bool parse_arguments(CLI::App& app, int argc, char** argv) {
   }
 }
 
-}  // namespace zerorun
+}  // namespace samples

@@ -9,7 +9,7 @@ namespace CLI {
 class App;
 }
 
-namespace zerorun {
+namespace samples {
 
 /// `--deepspeed FILE`, or `--deepspeed --deepspeed_config FILE`; `--local_rank=N` is accepted and ignored
 /// (LOCAL_RANK has the same value).
@@ -30,4 +30,4 @@ std::filesystem::path folder_of(const std::filesystem::path& file);
 /// UserError for wrong flags.
 bool parse_arguments(CLI::App& app, int argc, char** argv);
 
-}  // namespace zerorun
+}  // namespace samples

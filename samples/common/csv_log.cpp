@@ -8,8 +8,10 @@
 #include <filesystem>
 #include <limits>
 
-namespace zerorun {
+namespace samples {
 namespace {
+
+using zerorun::UserError;
 
 constexpr const char* kHeader = "step,loss,grad_norm,lr,loss_scale,skipped";
 
@@ -47,4 +49,4 @@ void CsvLog::flush() {
   if (!stream_.flush()) throw UserError("--csv " + file_ + ": cannot be written: " + std::strerror(errno));
 }
 
-}  // namespace zerorun
+}  // namespace samples

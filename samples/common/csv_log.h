@@ -5,7 +5,7 @@
 #include <fstream>
 #include <string>
 
-namespace zerorun {
+namespace samples {
 
 struct StepRecord {
   int64_t step = 0;   // from 0
@@ -33,4 +33,4 @@ class CsvLog {
   std::ofstream stream_;
 };
 
-}  // namespace zerorun
+}  // namespace samples

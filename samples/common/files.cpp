@@ -12,8 +12,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-namespace zerorun {
+namespace samples {
 namespace fs = std::filesystem;
+
+using zerorun::UserError;
 
 std::string read_text(const fs::path& file) {
   constexpr std::uintmax_t kMostBytes = std::uintmax_t{1} << 30;  // a sparse file can have any size
@@ -99,4 +101,4 @@ void create_folder(const fs::path& folder) {
                     ": cannot be created: " + (error ? error.message() : "there is a file of that name"));
 }
 
-}  // namespace zerorun
+}  // namespace samples

@@ -5,7 +5,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-namespace zerorun {
+namespace samples {
 
 /// Returns the content of a regular file of at most 1 GiB. Throws UserError with the file's name and the
 /// reason.
@@ -22,4 +22,4 @@ void write_text(const std::filesystem::path& file, const std::string& text);
 /// Creates the folder and missing parent folders. Throws UserError if that fails.
 void create_folder(const std::filesystem::path& folder);
 
-}  // namespace zerorun
+}  // namespace samples

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace zerorun {
+namespace samples {
 
 std::string fast_precision() {
 #if defined(__x86_64__)
@@ -30,7 +30,7 @@ void Hyperparameters::add_to(CLI::App& app) {
       ->group(group);
 }
 
-Arguments Hyperparameters::arguments(int64_t steps) const {
+zerorun::Arguments Hyperparameters::arguments(int64_t steps) const {
   const std::string chosen = precision == "auto" ? fast_precision() : precision;
   return {
       {"train_micro_batch_size_per_gpu", micro_batch},
@@ -50,4 +50,4 @@ Arguments Hyperparameters::arguments(int64_t steps) const {
   };
 }
 
-}  // namespace zerorun
+}  // namespace samples

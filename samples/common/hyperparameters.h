@@ -11,7 +11,7 @@ namespace CLI {
 class App;
 }
 
-namespace zerorun {
+namespace samples {
 
 /// The precision in which this processor multiplies matrices fastest: "bf16" if it has instructions for it
 /// (AMX or AVX-512), else "fp32". GPUs are not considered.
@@ -31,7 +31,7 @@ struct Hyperparameters {
   void add_to(CLI::App& app);
   /// Returns values for every "auto" key that only a program can fill in, for a run of `steps` optimizer
   /// steps. They come from the flags, except that betas, eps and gradient clipping are DeepSpeed's defaults.
-  Arguments arguments(int64_t steps) const;
+  zerorun::Arguments arguments(int64_t steps) const;
 };
 
-}  // namespace zerorun
+}  // namespace samples

@@ -3,7 +3,7 @@
 #include <cstdarg>
 #include <cstdio>
 
-namespace zerorun {
+namespace samples {
 
 std::string format(const char* pattern, ...) {
   char buffer[512];
@@ -38,4 +38,4 @@ std::string printable(const std::string& text) {
   return safe;
 }
 
-}  // namespace zerorun
+}  // namespace samples

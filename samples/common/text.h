@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace zerorun {
+namespace samples {
 
 /// printf into a string, which is cut off after 511 characters.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
@@ -16,4 +16,4 @@ std::string with_commas(int64_t number);
 /// cannot garble a terminal.
 std::string printable(const std::string& text);
 
-}  // namespace zerorun
+}  // namespace samples

@@ -12,8 +12,10 @@
 
 #include "samples/common/text.h"
 
-namespace zerorun {
+namespace samples {
 namespace {
+
+using zerorun::UserError;
 
 // Number of samples in a block. In each block the sources have samples in proportion to their weights.
 constexpr int64_t kBlock = 1000;
@@ -57,7 +59,7 @@ std::vector<int64_t> shares_of(const std::vector<double>& weights) {
 }
 
 // Returns rank 0's text, which has fewer than 512 bytes, on every rank. A collective.
-std::string from_rank_0(Communicator& communicator, const std::string& text) {
+std::string from_rank_0(zerorun::Communicator& communicator, const std::string& text) {
   constexpr int64_t kLongest = 512;
   at::Tensor bytes = at::zeros({kLongest}, at::kDouble);
   ZR_CHECK(static_cast<int64_t>(text.size()) < kLongest, text);
@@ -72,7 +74,7 @@ std::string from_rank_0(Communicator& communicator, const std::string& text) {
 // Runs `work` on the ranks where `is_mine` is true. All ranks must call this. They repeat short all-reduces
 // until `work` is done, so `work` may take longer than the timeout of a collective. If `work` throws, its
 // rank rethrows, and the others throw UserError.
-void while_others_wait(Communicator& communicator, bool is_mine, const std::function<void()>& work) {
+void while_others_wait(zerorun::Communicator& communicator, bool is_mine, const std::function<void()>& work) {
   std::future<void> done;
   if (is_mine) done = std::async(std::launch::async, work);
   bool failed = false;
@@ -99,8 +101,8 @@ void while_others_wait(Communicator& communicator, bool is_mine, const std::func
 }  // namespace
 
 std::vector<TokenFile> open_token_files(const std::vector<TokenSource>& sources, const Tokenizer& tokenizer,
-                                        const std::filesystem::path& folder, Communicator& communicator,
-                                        bool makes_tokens) {
+                                        const std::filesystem::path& folder,
+                                        zerorun::Communicator& communicator, bool makes_tokens) {
   std::vector<std::string> names(sources.size());
   while_others_wait(communicator, makes_tokens, [&] {
     for (size_t index = 0; index < sources.size(); ++index)
@@ -111,8 +113,8 @@ std::vector<TokenFile> open_token_files(const std::vector<TokenSource>& sources,
   return files;
 }
 
-Dataset::Dataset(const DatasetOptions& options, const Tokenizer& tokenizer, Communicator& communicator,
-                 bool makes_tokens)
+Dataset::Dataset(const DatasetOptions& options, const Tokenizer& tokenizer,
+                 zerorun::Communicator& communicator, bool makes_tokens)
     : options_(options), shares_(shares_of(options.weights)) {
   const std::vector<TokenSource> sources = sources_of(options);
   sources_ = open_token_files(sources, tokenizer, options.cache, communicator, makes_tokens);
@@ -171,4 +173,4 @@ std::string Dataset::identity() const {
   return identity;
 }
 
-}  // namespace zerorun
+}  // namespace samples

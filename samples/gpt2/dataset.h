@@ -12,7 +12,7 @@
 #include "samples/gpt2/sampler.h"
 #include "samples/gpt2/token_file.h"
 
-namespace zerorun {
+namespace samples {
 
 struct DatasetOptions {
   std::vector<std::filesystem::path> files;
@@ -31,13 +31,13 @@ struct Batch {
 /// Opens the token files of `sources` in `folder`. A collective: ranks with `makes_tokens` (one per machine)
 /// create missing files, and the other ranks wait for them without a timeout. Throws UserError.
 std::vector<TokenFile> open_token_files(const std::vector<TokenSource>& sources, const Tokenizer& tokenizer,
-                                        const std::filesystem::path& folder, Communicator& communicator,
-                                        bool makes_tokens);
+                                        const std::filesystem::path& folder,
+                                        zerorun::Communicator& communicator, bool makes_tokens);
 
 class Dataset {
  public:
   /// A collective, like open_token_files(). Throws UserError.
-  Dataset(const DatasetOptions& options, const Tokenizer& tokenizer, Communicator& communicator,
+  Dataset(const DatasetOptions& options, const Tokenizer& tokenizer, zerorun::Communicator& communicator,
           bool makes_tokens);
 
   /// Returns the samples of one rank in one micro-step of the step whose first sample has the number `first`.
@@ -62,4 +62,4 @@ class Dataset {
   std::vector<int64_t> shares_;  // samples of each source in a block
 };
 
-}  // namespace zerorun
+}  // namespace samples

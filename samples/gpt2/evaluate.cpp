@@ -5,13 +5,15 @@
 #include <algorithm>
 #include <cmath>
 
-namespace zerorun {
+namespace samples {
 
-Evaluation evaluate(Gpt2& model, Engine& engine, const TokenFile& text, int64_t seq, int64_t rows) {
+using zerorun::UserError;
+
+Evaluation evaluate(Gpt2& model, zerorun::Engine& engine, const TokenFile& text, int64_t seq, int64_t rows) {
   if (text.size() < 2) throw UserError("--eval: the text has one token: expected more, to predict them");
   at::NoGradGuard no_grad;
   engine.eval();
-  Communicator& communicator = engine.communicator();
+  zerorun::Communicator& communicator = engine.communicator();
   // Each window begins with the last token of the previous window, so every token but the first is predicted
   // once.
   const int64_t stride = seq - 1;
@@ -44,4 +46,4 @@ Evaluation evaluate(Gpt2& model, Engine& engine, const TokenFile& text, int64_t 
   return result;
 }
 
-}  // namespace zerorun
+}  // namespace samples

@@ -6,7 +6,7 @@
 #include "samples/gpt2/model.h"
 #include "samples/gpt2/token_file.h"
 
-namespace zerorun {
+namespace samples {
 
 struct Evaluation {
   double loss = 0;  // mean negative log-likelihood of a token, in nats
@@ -17,6 +17,6 @@ struct Evaluation {
 /// Predicts each token of `text` but the first from the tokens before it in its window of `seq` tokens. Each
 /// rank runs `rows` windows at a time. A collective; leaves the engine in training mode. Throws UserError if
 /// `text` has fewer than two tokens.
-Evaluation evaluate(Gpt2& model, Engine& engine, const TokenFile& text, int64_t seq, int64_t rows);
+Evaluation evaluate(Gpt2& model, zerorun::Engine& engine, const TokenFile& text, int64_t seq, int64_t rows);
 
-}  // namespace zerorun
+}  // namespace samples

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-namespace zerorun {
+namespace samples {
 namespace {
 
 // Draws an index with probability softmax(logits / temperature) among the top k; `uniform` lies in [0, 1).
@@ -65,4 +65,4 @@ std::vector<int32_t> generate(Gpt2& model, std::span<const int32_t> prompt, int6
   return tokens;
 }
 
-}  // namespace zerorun
+}  // namespace samples

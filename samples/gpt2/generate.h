@@ -8,7 +8,7 @@
 
 #include "samples/gpt2/model.h"
 
-namespace zerorun {
+namespace samples {
 
 struct GenerateOptions {
   int64_t count = 0;         // tokens
@@ -23,4 +23,4 @@ struct GenerateOptions {
 std::vector<int32_t> generate(Gpt2& model, std::span<const int32_t> prompt, int64_t vocab,
                               const GenerateOptions& options);
 
-}  // namespace zerorun
+}  // namespace samples

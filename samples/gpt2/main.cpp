@@ -28,8 +28,10 @@
 #include "samples/tokenizer/tokenizer_files.h"
 #include "samples/tokenizer/utf8.h"
 
-namespace zerorun {
+namespace samples {
 namespace {
+
+using zerorun::UserError;
 
 Tokenizer open_tokenizer(const ProgramOptions& options) {
   if (!options.tokenizer.empty()) return load_tokenizer(options.tokenizer);
@@ -41,8 +43,8 @@ Tokenizer open_tokenizer(const ProgramOptions& options) {
   return Tokenizer::bytes();
 }
 
-Dataset open_data(const ProgramOptions& options, const Tokenizer& tokenizer, const Config& config,
-                  Communicator& communicator, bool makes_tokens) {
+Dataset open_data(const ProgramOptions& options, const Tokenizer& tokenizer, const zerorun::Config& config,
+                  zerorun::Communicator& communicator, bool makes_tokens) {
   std::vector<std::filesystem::path> files(options.data.begin(), options.data.end());
   if (files.empty()) {
     // Not compiled in, so that the program can be copied to another machine.
@@ -92,10 +94,10 @@ int64_t count_parameters(const Gpt2& model) {
   return parameters;
 }
 
-void introduce(const ProgramOptions& options, const Dataset& data, const Tokenizer& tokenizer, Engine& engine,
-               const Gpt2& model) {
+void introduce(const ProgramOptions& options, const Dataset& data, const Tokenizer& tokenizer,
+               zerorun::Engine& engine, const Gpt2& model) {
   const int64_t parameters = count_parameters(model);
-  const Config& config = engine.config();
+  const zerorun::Config& config = engine.config();
   std::printf("gpt2: %s parameters, %lld layers, hidden %lld; ZeRO stage %d on %d %s\n",
               with_commas(parameters).c_str(), static_cast<long long>(options.model.layers),
               static_cast<long long>(options.model.hidden), config.zero.stage,
@@ -105,7 +107,7 @@ void introduce(const ProgramOptions& options, const Dataset& data, const Tokeniz
   std::printf("\n");
   if (engine.device().is_cpu())
     std::printf("precision: %s; fast on this processor: %s (--precision auto)\n",
-                name_of(config.precision.training), fast_precision().c_str());
+                zerorun::name_of(config.precision.training), fast_precision().c_str());
   std::printf("%s", memory_table(engine.bytes_by_category(), engine.formula_bytes()).c_str());
   std::fflush(stdout);
 }
@@ -126,7 +128,7 @@ at::Tensor to_device(const at::Tensor& tensor, c10::Device device) {
 // Starts one optimizer step, whose first sample has the number `first`. Calls finish_previous() after the
 // first forward.
 template <typename FinishPrevious>
-StartedStep start_step(int64_t first, Gpt2& model, Engine& engine, const Dataset& data,
+StartedStep start_step(int64_t first, Gpt2& model, zerorun::Engine& engine, const Dataset& data,
                        const FinishPrevious& finish_previous) {
   const int64_t micro_steps = engine.config().batch.gradient_accumulation_steps;
   StartedStep step{.record = {.step = engine.global_steps()}, .loss = {}};
@@ -149,8 +151,8 @@ StartedStep start_step(int64_t first, Gpt2& model, Engine& engine, const Dataset
 }
 
 // Waits for the step's results. Every rank gets the same record.
-StepRecord finish_step(const StartedStep& step, Engine& engine) {
-  Communicator& communicator = engine.communicator();
+StepRecord finish_step(const StartedStep& step, zerorun::Engine& engine) {
+  zerorun::Communicator& communicator = engine.communicator();
   StepRecord record = step.record;
   record.grad_norm = engine.get_global_grad_norm();
   record.skipped = engine.skipped_steps();
@@ -162,7 +164,7 @@ StepRecord finish_step(const StartedStep& step, Engine& engine) {
 }
 
 // Prints the model's loss on the held-out text, if there is one.
-void show_evaluation(const ProgramOptions& options, Gpt2& model, Engine& engine,
+void show_evaluation(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine,
                      const std::vector<TokenFile>& held_out) {
   if (held_out.empty()) return;
   const Evaluation found =
@@ -174,7 +176,7 @@ void show_evaluation(const ProgramOptions& options, Gpt2& model, Engine& engine,
   std::fflush(stdout);
 }
 
-void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Dataset& data,
+void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, const Dataset& data,
            int64_t next_sample, const std::vector<TokenFile>& held_out) {
   const bool talks = engine.communicator().rank() == 0;
   const int64_t first = engine.global_steps();
@@ -229,8 +231,8 @@ bool has_weights_to_load(const ProgramOptions& options) {
 
 // At stage 3 the model may be too large for one rank. So building it allocates nothing, and initialize()
 // creates its values bucket by bucket.
-Gpt2 build_model(const ProgramOptions& options, const Config& config) {
-  std::optional<DeferredInit> deferred;
+Gpt2 build_model(const ProgramOptions& options, const zerorun::Config& config) {
+  std::optional<zerorun::DeferredInit> deferred;
   if (config.zero.stage == 3 && !has_weights_to_load(options)) deferred.emplace();
   return Gpt2(options.model);
 }
@@ -238,14 +240,15 @@ Gpt2 build_model(const ProgramOptions& options, const Config& config) {
 // Divides the cores among ranks, unless the launcher or the user has set OMP_NUM_THREADS.
 void share_cores(int world_size) {
   if (std::getenv("OMP_NUM_THREADS")) return;
-  at::set_num_threads(std::max(1, count_usable_cores() / world_size));
+  at::set_num_threads(std::max(1, zerorun::count_usable_cores() / world_size));
 }
 
-void save_model(const ProgramOptions& options, const Tokenizer& tokenizer, Gpt2& model, Engine& engine) {
+void save_model(const ProgramOptions& options, const Tokenizer& tokenizer, Gpt2& model,
+                zerorun::Engine& engine) {
   if (options.save.empty()) return;
   const bool writes = engine.communicator().rank() == 0;
   if (!options.saves_folder()) {
-    GatheredParameters whole(engine, model->parameters());  // all ranks take part, rank 0 writes
+    zerorun::GatheredParameters whole(engine, model->parameters());  // all ranks take part, rank 0 writes
     if (writes) save_weights(*model, options.save);
     return;
   }
@@ -253,7 +256,8 @@ void save_model(const ProgramOptions& options, const Tokenizer& tokenizer, Gpt2&
   if (writes) write_model_config(model->options(), tokenizer, options.save);
 }
 
-void write_text_with(const ProgramOptions& options, const Tokenizer& tokenizer, Gpt2& model, Engine& engine) {
+void write_text_with(const ProgramOptions& options, const Tokenizer& tokenizer, Gpt2& model,
+                     zerorun::Engine& engine) {
   if (options.generate == 0) return;
   engine.eval();
   std::vector<int32_t> tokens = generate(model, tokenizer.encode(options.prompt), tokenizer.size(),
@@ -272,26 +276,27 @@ void write_text_with(const ProgramOptions& options, const Tokenizer& tokenizer, 
 int run(int argc, char** argv) {
   std::optional<ProgramOptions> options = parse_options(argc, argv);
   if (!options) return 0;
-  const Environment environment = Environment::read();
+  const zerorun::Environment environment = zerorun::Environment::read();
   const Tokenizer tokenizer = open_tokenizer(*options);
   if (options->model.vocab == 0) options->model.vocab = tokenizer.size();
   if (options->model.vocab < tokenizer.size())
     throw UserError("--vocab " + std::to_string(options->model.vocab) + ": the tokenizer has " +
                     std::to_string(tokenizer.size()) + " tokens");
-  const Config config = load_config(options->deepspeed.config_file(),
-                                    {.world_size = environment.world_size,
-                                     .arguments = options->hyperparameters.arguments(options->steps),
-                                     .hidden_size = options->model.hidden});
+  const zerorun::Config config = zerorun::load_config(
+      options->deepspeed.config_file(), {.world_size = environment.world_size,
+                                         .arguments = options->hyperparameters.arguments(options->steps),
+                                         .hidden_size = options->model.hidden});
   share_cores(environment.world_size);
 
-  if (options->save_on_sigterm) survive_termination();
-  InitializeOptions initialize_options;
-  initialize_options.communicator = connect(environment);
+  if (options->save_on_sigterm) zerorun::survive_termination();
+  zerorun::InitializeOptions initialize_options;
+  initialize_options.communicator = zerorun::connect(environment);
   initialize_options.output_folder = options->output_folder();
-  Communicator& communicator = *initialize_options.communicator;
-  std::shared_ptr<checkpoint::FolderLock> save_dir;  // held until the last checkpoint is saved
+  zerorun::Communicator& communicator = *initialize_options.communicator;
+  std::shared_ptr<zerorun::checkpoint::FolderLock> save_dir;  // held until the last checkpoint is saved
   if (!options->save_dir.empty())
-    save_dir = reserve_checkpoint_folder(options->save_dir, communicator, config.node_local_checkpoints);
+    save_dir =
+        zerorun::reserve_checkpoint_folder(options->save_dir, communicator, config.node_local_checkpoints);
   const bool makes_tokens = environment.local_rank == 0;
   const Dataset data = open_data(*options, tokenizer, config, communicator, makes_tokens);
   std::vector<TokenFile> held_out;
@@ -301,10 +306,10 @@ int run(int argc, char** argv) {
 
   Gpt2 model = build_model(*options, config);
   if (has_weights_to_load(*options)) load_weights(*model, options->init);
-  Engine engine = initialize(*model, config, initialize_options);
+  zerorun::Engine engine = zerorun::initialize(*model, config, initialize_options);
   const bool talks = environment.rank == 0;
   if (talks && !options->init.empty()) warn_of_dropout(options->init);
-  RestoredCheckpoint restored;
+  zerorun::RestoredCheckpoint restored;
   int64_t next_sample = 0;
   if (!options->resume.empty()) {
     restored = engine.load_checkpoint(options->resume);
@@ -327,8 +332,8 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace samples
 
 int main(int argc, char** argv) {
-  return zerorun::run_program([&] { return zerorun::run(argc, argv); });
+  return zerorun::run_program([&] { return samples::run(argc, argv); });
 }

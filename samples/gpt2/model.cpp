@@ -7,7 +7,7 @@
 #include <string>
 #include <tuple>
 
-namespace zerorun {
+namespace samples {
 namespace {
 
 constexpr double kInitStd = 0.02;
@@ -206,4 +206,4 @@ at::Tensor Gpt2Impl::loss(const at::Tensor& tokens, const at::Tensor& attention_
                                 at::Reduction::Mean, kIgnoredLabel);
 }
 
-}  // namespace zerorun
+}  // namespace samples

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace zerorun {
+namespace samples {
 
 struct Gpt2Options {
   int64_t layers = 4;
@@ -52,4 +52,4 @@ class Gpt2Impl : public torch::nn::Module {
 };
 TORCH_MODULE(Gpt2);
 
-}  // namespace zerorun
+}  // namespace samples

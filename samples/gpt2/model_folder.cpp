@@ -10,11 +10,12 @@
 #include "samples/common/files.h"
 #include "samples/tokenizer/tokenizer_files.h"
 
-namespace zerorun {
+namespace samples {
 namespace fs = std::filesystem;
 namespace {
 
 using nlohmann::json;
+using zerorun::UserError;
 
 class ConfigReader {
  public:
@@ -115,4 +116,4 @@ void write_model_config(const Gpt2Options& options, const Tokenizer& tokenizer, 
   if (!tokenizer.is_bytes()) save_tokenizer(tokenizer, folder, options.positions);
 }
 
-}  // namespace zerorun
+}  // namespace samples

@@ -7,7 +7,7 @@
 #include "samples/gpt2/model.h"
 #include "samples/tokenizer/tokenizer.h"
 
-namespace zerorun {
+namespace samples {
 
 /// The shape of the model that the folder's config.json describes. Throws UserError, naming the file and the
 /// key, for another kind of model or a variant of GPT-2 that Gpt2 does not implement.
@@ -21,4 +21,4 @@ void warn_of_dropout(const std::filesystem::path& folder);
 void write_model_config(const Gpt2Options& options, const Tokenizer& tokenizer,
                         const std::filesystem::path& folder);
 
-}  // namespace zerorun
+}  // namespace samples

@@ -11,9 +11,11 @@
 #include "samples/common/files.h"
 #include "samples/gpt2/model_folder.h"
 
-namespace zerorun {
+namespace samples {
 namespace fs = std::filesystem;
 namespace {
+
+using zerorun::UserError;
 
 struct Range {
   const char* flag;
@@ -189,4 +191,4 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
   return options;
 }
 
-}  // namespace zerorun
+}  // namespace samples

@@ -11,7 +11,7 @@
 #include "samples/common/hyperparameters.h"
 #include "samples/gpt2/model.h"
 
-namespace zerorun {
+namespace samples {
 
 struct ProgramOptions {
   DeepspeedFlags deepspeed;
@@ -58,4 +58,4 @@ struct ProgramOptions {
 /// naming the flag.
 std::optional<ProgramOptions> parse_options(int argc, char** argv);
 
-}  // namespace zerorun
+}  // namespace samples

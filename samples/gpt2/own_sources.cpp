@@ -4,9 +4,11 @@
 
 #include <algorithm>
 
-namespace zerorun {
+namespace samples {
 namespace fs = std::filesystem;
 namespace {
+
+using zerorun::UserError;
 
 bool is_own_source(const fs::path& file) {
   const fs::path extension = file.extension();
@@ -49,4 +51,4 @@ std::vector<fs::path> own_sources(const fs::path& source_dir) {
   return files;
 }
 
-}  // namespace zerorun
+}  // namespace samples

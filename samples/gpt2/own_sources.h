@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <vector>
 
-namespace zerorun {
+namespace samples {
 
 /// The nearest folder at or above `folder` that contains ZeroRun's sources; `folder` if there is none.
 std::filesystem::path checkout_above(const std::filesystem::path& folder);
@@ -13,4 +13,4 @@ std::filesystem::path checkout_above(const std::filesystem::path& folder);
 /// none.
 std::vector<std::filesystem::path> own_sources(const std::filesystem::path& source_dir);
 
-}  // namespace zerorun
+}  // namespace samples

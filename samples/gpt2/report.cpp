@@ -11,7 +11,7 @@
 
 #include "samples/common/text.h"
 
-namespace zerorun {
+namespace samples {
 namespace {
 
 constexpr std::chrono::milliseconds kLiveInterval(100);
@@ -36,7 +36,7 @@ bool on_terminal() {
 
 }  // namespace
 
-std::string memory_table(const BytesByCategory& bytes, double formula_bytes) {
+std::string memory_table(const zerorun::BytesByCategory& bytes, double formula_bytes) {
   auto row = [](const char* name, int64_t count) {
     return format("  %-14s %16s %10.2f MiB", name, with_commas(count).c_str(),
                   static_cast<double>(count) / 0x1p20);
@@ -57,13 +57,14 @@ std::string memory_table(const BytesByCategory& bytes, double formula_bytes) {
   return table;
 }
 
-std::string traffic_report(Engine& engine, int64_t parameters, int64_t micro_steps) {
+std::string traffic_report(zerorun::Engine& engine, int64_t parameters, int64_t micro_steps) {
   const double ranks = engine.communicator().world_size();
   const double unit = (ranks - 1) / ranks * static_cast<double>(parameters * micro_steps);
-  auto sent = [&](Collective kind) { return engine.communicator().volume().elements(kind) / unit; };
-  std::string report = format("sent per micro-step, in (N-1)/N x parameters: %.3f gathered, %.3f reduced\n",
-                              sent(Collective::all_gather), sent(Collective::reduce_scatter));
-  const ResidencyReport residency = engine.residency();
+  auto sent = [&](zerorun::Collective kind) { return engine.communicator().volume().elements(kind) / unit; };
+  std::string report =
+      format("sent per micro-step, in (N-1)/N x parameters: %.3f gathered, %.3f reduced\n",
+             sent(zerorun::Collective::all_gather), sent(zerorun::Collective::reduce_scatter));
+  const zerorun::ResidencyReport residency = engine.residency();
   if (residency.peak_resident_bytes == 0) return report;
   return report + format(
                       "partitioned parameters: at most %.2f MiB there at once; all-gathers: %lld ready, %lld "
@@ -74,13 +75,13 @@ std::string traffic_report(Engine& engine, int64_t parameters, int64_t micro_ste
                       static_cast<long long>(residency.departures));
 }
 
-void await_checkpoint(Engine& engine) {
+void await_checkpoint(zerorun::Engine& engine) {
   constexpr std::chrono::seconds kLong(2);
   constexpr int kBarWidth = 40;
   const bool shows = engine.communicator().rank() == 0 && on_terminal();
   const auto begin = std::chrono::steady_clock::now();
   bool shown = false;
-  for (CheckpointProgress progress = engine.checkpoint_progress(); shows && progress.is_writing;
+  for (zerorun::CheckpointProgress progress = engine.checkpoint_progress(); shows && progress.is_writing;
        progress = engine.checkpoint_progress()) {
     if (std::chrono::steady_clock::now() - begin > kLong) {
       const double share =
@@ -142,4 +143,4 @@ void Progress::finish() {
   std::fflush(stdout);
 }
 
-}  // namespace zerorun
+}  // namespace samples

@@ -11,19 +11,19 @@
 
 #include "samples/common/csv_log.h"
 
-namespace zerorun {
+namespace samples {
 
 /// Returns a table of the bytes on this rank by category. `formula_bytes` is the size of the model states by
 /// the ZeRO paper's formula; the table compares it with the actual size.
-std::string memory_table(const BytesByCategory& bytes, double formula_bytes);
+std::string memory_table(const zerorun::BytesByCategory& bytes, double formula_bytes);
 
 /// Reports the number of elements that this rank has sent per micro-step, in the ZeRO paper's unit of (N-1)/N
 /// x parameters, and statistics of gathers. Needs more than one rank.
-std::string traffic_report(Engine& engine, int64_t parameters, int64_t micro_steps);
+std::string traffic_report(zerorun::Engine& engine, int64_t parameters, int64_t micro_steps);
 
 /// Waits for the checkpoint that is being written. On a terminal, rank 0 shows a progress bar after two
 /// seconds.
-void await_checkpoint(Engine& engine);
+void await_checkpoint(zerorun::Engine& engine);
 
 /// Prints progress to standard output: one live line on a terminal, else a line every `steps_per_print`
 /// steps.
@@ -52,4 +52,4 @@ class Progress {
   StepRecord last_;
 };
 
-}  // namespace zerorun
+}  // namespace samples

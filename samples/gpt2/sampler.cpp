@@ -6,8 +6,10 @@
 #include <numeric>
 #include <string>
 
-namespace zerorun {
+namespace samples {
 namespace {
+
+using zerorun::UserError;
 
 // The finalizer of SplitMix64: every input bit changes about half of the output bits.
 uint64_t mix(uint64_t value) {
@@ -79,4 +81,4 @@ std::vector<int64_t> Sampler::offsets(int64_t step, int64_t micro_step, int64_t 
   return result;
 }
 
-}  // namespace zerorun
+}  // namespace samples

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace zerorun {
+namespace samples {
 
 struct SamplerOptions {
   int64_t corpus_size = 0;
@@ -49,4 +49,4 @@ class Sampler {
 /// permutation.
 int64_t permute(int64_t index, int64_t size, uint64_t key);
 
-}  // namespace zerorun
+}  // namespace samples

@@ -16,8 +16,10 @@
 #include "samples/tokenizer/records.h"
 #include "samples/tokenizer/text_reader.h"
 
-namespace zerorun {
+namespace samples {
 namespace fs = std::filesystem;
+
+using zerorun::UserError;
 
 // The start of a token file. The tokens follow, `width` bytes each. If row_length is not 0, the rows' lengths
 // follow the tokens: for each row the number of its tokens without padding, as uint32.
@@ -234,4 +236,4 @@ int64_t TokenFile::row_tokens(int64_t row) const {
   return tokens;
 }
 
-}  // namespace zerorun
+}  // namespace samples

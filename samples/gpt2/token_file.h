@@ -9,7 +9,7 @@
 
 #include "samples/tokenizer/tokenizer.h"
 
-namespace zerorun {
+namespace samples {
 
 /// The text to tokenise. Without `field`: the files one after the other, with the tokenizer's end token
 /// between them. With `field`: each text of that field in files of JSON (samples/tokenizer/records.h),
@@ -51,4 +51,4 @@ class TokenFile {
   int64_t bytes_ = 0;
 };
 
-}  // namespace zerorun
+}  // namespace samples

@@ -10,8 +10,10 @@
 #include <string_view>
 #include <vector>
 
-namespace zerorun {
+namespace samples {
 namespace {
+
+using zerorun::UserError;
 
 constexpr std::string_view kPrefix = "transformer.";
 constexpr const char* kHead = "lm_head.weight";
@@ -42,7 +44,7 @@ bool is_mask(std::string_view name) {
 }
 
 // The name of a parameter in the file; empty if the file does not have it.
-std::string name_in(const SafetensorsReader& reader, const std::string& parameter) {
+std::string name_in(const zerorun::SafetensorsReader& reader, const std::string& parameter) {
   if (reader.tensors().contains(parameter)) return parameter;
   if (parameter.starts_with(kPrefix)) {
     const std::string short_name = parameter.substr(kPrefix.size());
@@ -51,8 +53,8 @@ std::string name_in(const SafetensorsReader& reader, const std::string& paramete
   return {};
 }
 
-at::Tensor read_tensor(const SafetensorsReader& reader, const std::string& name) {
-  const TensorInfo& info = reader.tensors().at(name);
+at::Tensor read_tensor(const zerorun::SafetensorsReader& reader, const std::string& name) {
+  const zerorun::TensorInfo& info = reader.tensors().at(name);
   const std::string where = reader.file_of(info).string() + ": tensor '" + name + "': ";
   const std::optional<at::ScalarType> type = scalar_type(info.dtype);
   if (!type) throw UserError(where + "expected F32, F16 or BF16, found " + info.dtype);
@@ -61,16 +63,16 @@ at::Tensor read_tensor(const SafetensorsReader& reader, const std::string& name)
       .to(at::kFloat, false, /*copy=*/true);
 }
 
-void check_superfluous(const SafetensorsReader& reader, const std::set<std::string>& used) {
+void check_superfluous(const zerorun::SafetensorsReader& reader, const std::set<std::string>& used) {
   for (const auto& [name, info] : reader.tensors()) {
     if (used.contains(name) || is_mask(name) || name == kHead) continue;
-    throw UserError(reader.file_of(info).string() + ": tensor '" + name + "' (" + to_string(info) +
+    throw UserError(reader.file_of(info).string() + ": tensor '" + name + "' (" + zerorun::to_string(info) +
                     ") is no parameter of this model: give the model the size that the file has (--layers)");
   }
 }
 
 // Throws UserError if the file's head differs from its token embedding, to which this model's head is tied.
-void check_head(const SafetensorsReader& reader, const std::string& embedding) {
+void check_head(const zerorun::SafetensorsReader& reader, const std::string& embedding) {
   if (embedding.empty() || !reader.tensors().contains(kHead)) return;
   if (at::equal(read_tensor(reader, kHead), read_tensor(reader, embedding))) return;
   throw UserError(reader.file_of(reader.tensors().at(kHead)).string() + ": tensor '" + kHead +
@@ -81,19 +83,20 @@ void check_head(const SafetensorsReader& reader, const std::string& embedding) {
 
 void load_weights(torch::nn::Module& model, const std::filesystem::path& path) {
   at::NoGradGuard no_grad;
-  const SafetensorsReader reader(path);
+  const zerorun::SafetensorsReader reader(path);
   std::set<std::string> used;
   for (auto& parameter : model.named_parameters()) {
     const std::string name = name_in(reader, parameter.key());
     const std::vector<int64_t> shape = parameter->sizes().vec();
     if (name.empty()) {
       throw UserError(path.string() + ": tensor '" + parameter.key() + "' is missing (expected " +
-                      to_string(shape) + "; found " + std::to_string(reader.tensors().size()) + " tensors)");
+                      zerorun::to_string(shape) + "; found " + std::to_string(reader.tensors().size()) +
+                      " tensors)");
     }
-    const TensorInfo& info = reader.tensors().at(name);
+    const zerorun::TensorInfo& info = reader.tensors().at(name);
     if (info.shape != shape) {
       throw UserError(reader.file_of(info).string() + ": tensor '" + name + "': expected shape " +
-                      to_string(shape) + ", found " + to_string(info.shape) +
+                      zerorun::to_string(shape) + ", found " + zerorun::to_string(info.shape) +
                       ": give the model the size that the file has");
     }
     parameter->copy_(read_tensor(reader, name));
@@ -112,11 +115,12 @@ bool has_weights(const std::filesystem::path& folder) {
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& file) {
   at::NoGradGuard no_grad;
   const auto parameters = model.named_parameters();
-  std::vector<TensorToStore> tensors;
+  std::vector<zerorun::TensorToStore> tensors;
   for (const auto& parameter : parameters)
     tensors.push_back({parameter.key(), dtype_name(parameter->scalar_type()), parameter->sizes().vec()});
-  SafetensorsFolder folder(checkpoint::local_file_system(), file.has_parent_path() ? file.parent_path() : ".",
-                           tensors, std::numeric_limits<int64_t>::max(), file.stem().string());
+  zerorun::SafetensorsFolder folder(zerorun::checkpoint::local_file_system(),
+                                    file.has_parent_path() ? file.parent_path() : ".", tensors,
+                                    std::numeric_limits<int64_t>::max(), file.stem().string());
   for (const auto& parameter : parameters) {
     const at::Tensor values = parameter->detach().to(at::kCPU).contiguous();
     folder.write({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
@@ -124,4 +128,4 @@ void save_weights(const torch::nn::Module& model, const std::filesystem::path& f
   folder.finish();
 }
 
-}  // namespace zerorun
+}  // namespace samples

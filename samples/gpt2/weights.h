@@ -6,7 +6,7 @@
 
 #include <filesystem>
 
-namespace zerorun {
+namespace samples {
 
 /// Copies the tensors (F32, F16, BF16) of a .safetensors file, or of a folder as Hugging Face lays it out,
 /// into the parameters of `model`. A parameter `transformer.x` may be named `x` in the file, as in files of
@@ -20,4 +20,4 @@ bool has_weights(const std::filesystem::path& folder);
 /// Writes every parameter in full, in its own dtype (fp32, fp16 or bf16), under its name. Throws UserError.
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& file);
 
-}  // namespace zerorun
+}  // namespace samples

@@ -22,11 +22,11 @@ at::Tensor random_normal(at::IntArrayRef shape, uint64_t seed) {
 }
 
 int run(int argc, char** argv) {
-  zerorun::DeepspeedFlags deepspeed;
+  samples::DeepspeedFlags deepspeed;
   int64_t steps = 300;
   uint64_t seed = 1;
   std::string csv_file;
-  zerorun::Hyperparameters hyperparameters{
+  samples::Hyperparameters hyperparameters{
       .micro_batch = 64, .accumulation = 1, .lr = 1e-2, .weight_decay = 0.0, .warmup = 20};
   CLI::App app("Trains a small classifier on synthetic data with ZeRO.", "mlp");
   app.option_defaults()->always_capture_default();
@@ -35,21 +35,21 @@ int run(int argc, char** argv) {
   app.add_option("--seed", seed, "of initial weights and data");
   app.add_option("--csv", csv_file, "file to which each step writes a line")->type_name("FILE");
   hyperparameters.add_to(app);
-  if (!zerorun::parse_arguments(app, argc, argv)) return 0;
+  if (!samples::parse_arguments(app, argc, argv)) return 0;
 
   torch::manual_seed(seed);
   torch::nn::Sequential model(torch::nn::Linear(kInputs, kHidden), torch::nn::ReLU(),
                               torch::nn::Linear(kHidden, kClasses));
   zerorun::InitializeOptions options;
   options.arguments = hyperparameters.arguments(steps);
-  options.output_folder = zerorun::folder_of(csv_file);
+  options.output_folder = samples::folder_of(csv_file);
   zerorun::Engine engine = zerorun::initialize(*model, deepspeed.config_file(), options);
 
   zerorun::Communicator& ranks = engine.communicator();
   const zerorun::BatchConfig& batch = engine.config().batch;
   const int64_t steps_per_print = engine.config().steps_per_print.value_or(steps);
   const at::Tensor teacher = random_normal({kInputs, kClasses}, seed);
-  std::optional<zerorun::CsvLog> csv;
+  std::optional<samples::CsvLog> csv;
   if (ranks.rank() == 0 && !csv_file.empty()) csv.emplace(csv_file);
 
   for (int64_t step = 0, batches = 0; step < steps; ++step) {

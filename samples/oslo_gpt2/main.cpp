@@ -20,8 +20,10 @@
 #include "samples/tokenizer/records.h"
 #include "samples/tokenizer/tokenizer_files.h"
 
-namespace zerorun {
+namespace samples {
 namespace {
+
+using zerorun::UserError;
 
 struct Options {
   std::string data;
@@ -82,7 +84,7 @@ at::Tensor rows(const std::vector<int64_t>& values, const PaddedTokens& batch, i
 int run(int argc, char** argv) {
   Options options;
   if (!parse(argc, argv, options)) return 0;
-  const auto ranks = connect();
+  const auto ranks = zerorun::connect();
   const int64_t world_size = ranks->world_size();
   if (options.batch % world_size != 0)
     throw UserError("--batch " + std::to_string(options.batch) + " is not a multiple of the " +
@@ -101,16 +103,16 @@ int run(int argc, char** argv) {
                     std::to_string(shape.positions) + " positions");
   Gpt2 model(shape);
   if (has_weights(options.init)) load_weights(*model, options.init);
-  ZeroRedundancyOptimizer optimizer(
+  zerorun::ZeroRedundancyOptimizer optimizer(
       torch::optim::Adam(model->parameters(), torch::optim::AdamOptions(options.lr)),
       {.overlap_communication = true,
        .partition_grad = options.level >= 2,
        .partition_parameters = options.level == 3,
        .communicator = ranks});
-  Engine& engine = optimizer.engine();
+  zerorun::Engine& engine = optimizer.engine();
   if (options.resume) engine.load_checkpoint(options.save);
-  std::shared_ptr<checkpoint::FolderLock> save_folder;  // held until the last checkpoint is saved
-  if (!options.save.empty()) save_folder = reserve_checkpoint_folder(options.save, *ranks);
+  std::shared_ptr<zerorun::checkpoint::FolderLock> save_folder;  // held until the last checkpoint is saved
+  if (!options.save.empty()) save_folder = zerorun::reserve_checkpoint_folder(options.save, *ranks);
 
   const int64_t share = options.batch / world_size;
   const int64_t first = ranks->rank() * share;
@@ -142,7 +144,7 @@ int run(int argc, char** argv) {
   }
   engine.wait_for_checkpoint();
   if (options.save.empty()) return 0;
-  GatheredParameters whole(engine, model->parameters());
+  zerorun::GatheredParameters whole(engine, model->parameters());
   if (ranks->rank() == 0) {
     write_model_config(shape, tokenizer, options.save + "/model");
     save_weights(*model, options.save + "/model/model.safetensors");
@@ -151,8 +153,8 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace samples
 
 int main(int argc, char** argv) {
-  return zerorun::run_program([&] { return zerorun::run(argc, argv); });
+  return zerorun::run_program([&] { return samples::run(argc, argv); });
 }

@@ -2,7 +2,7 @@
 
 #include <unordered_map>
 
-namespace zerorun {
+namespace samples {
 namespace {
 
 bool stands_for_itself(int byte) {
@@ -51,4 +51,4 @@ std::optional<std::string> to_bytes(std::string_view characters) {
   return result;
 }
 
-}  // namespace zerorun
+}  // namespace samples

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace zerorun {
+namespace samples {
 
 /// The code point that stands for each byte.
 const std::array<char32_t, 256>& byte_characters();
@@ -19,4 +19,4 @@ std::string to_characters(std::string_view bytes);
 /// The inverse of to_characters(). Returns nothing if a character stands for no byte.
 std::optional<std::string> to_bytes(std::string_view characters);
 
-}  // namespace zerorun
+}  // namespace samples

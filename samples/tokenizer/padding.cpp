@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace zerorun {
+namespace samples {
 
 PaddedTokens pad(std::span<const std::vector<int32_t>> sequences, int64_t max_length, int32_t padding) {
   PaddedTokens result;
@@ -19,4 +19,4 @@ PaddedTokens pad(std::span<const std::vector<int32_t>> sequences, int64_t max_le
   return result;
 }
 
-}  // namespace zerorun
+}  // namespace samples

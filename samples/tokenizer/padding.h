@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace zerorun {
+namespace samples {
 
 /// A row-major batch of `rows` x `length` tokens. `attention_mask` is 1 for a token and 0 for padding.
 struct PaddedTokens {
@@ -20,4 +20,4 @@ struct PaddedTokens {
 /// max_length=...) of the Python package `transformers`.
 PaddedTokens pad(std::span<const std::vector<int32_t>> sequences, int64_t max_length, int32_t padding);
 
-}  // namespace zerorun
+}  // namespace samples

@@ -8,11 +8,12 @@
 #include <istream>
 #include <nlohmann/json.hpp>
 
-namespace zerorun {
+namespace samples {
 namespace fs = std::filesystem;
 namespace {
 
 using nlohmann::json;
+using zerorun::UserError;
 
 // Receives the parser's events and keeps at most one text in memory.
 class FieldReader : public json::json_sax_t {
@@ -86,4 +87,4 @@ void for_each_text(const fs::path& file, const std::string& field,
                     "\" (--field): name one that the file has");
 }
 
-}  // namespace zerorun
+}  // namespace samples

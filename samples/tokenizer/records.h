@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace zerorun {
+namespace samples {
 
 /// Calls `use` for each string that any object of the file has under the key `field`, in the file's order.
 /// Throws UserError if a document is not JSON or a value of the field is not a string; the message names the
@@ -15,4 +15,4 @@ namespace zerorun {
 void for_each_text(const std::filesystem::path& file, const std::string& field,
                    const std::function<void(std::string_view)>& use);
 
-}  // namespace zerorun
+}  // namespace samples

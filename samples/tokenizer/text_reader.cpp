@@ -11,8 +11,10 @@
 #include "samples/tokenizer/utf8.h"
 #include "samples/tokenizer/words.h"
 
-namespace zerorun {
+namespace samples {
 namespace {
+
+using zerorun::UserError;
 
 constexpr size_t kPart = 1 << 20;
 
@@ -76,4 +78,4 @@ std::string_view TextReader::next() {
       " is not UTF-8: convert the file (iconv -f LATIN1 -t UTF-8), or train on bytes, without --tokenizer");
 }
 
-}  // namespace zerorun
+}  // namespace samples

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace zerorun {
+namespace samples {
 
 /// Every function throws UserError naming the file.
 class TextReader {
@@ -35,4 +35,4 @@ class TextReader {
   size_t given_ = 0;  // bytes at the start of buffer_ that the last next() returned
 };
 
-}  // namespace zerorun
+}  // namespace samples

@@ -10,8 +10,10 @@
 
 #include "samples/tokenizer/byte_characters.h"
 
-namespace zerorun {
+namespace samples {
 namespace {
+
+using zerorun::UserError;
 
 constexpr size_t kLongestKnownWord = 64;  // bytes
 constexpr size_t kKnownWords = 1 << 17;
@@ -193,4 +195,4 @@ void Encoder::merge_word(std::string_view word, std::vector<int32_t>& tokens) {
   for (int32_t index = 0; index >= 0; index = pieces_[index].next) tokens.push_back(pieces_[index].token);
 }
 
-}  // namespace zerorun
+}  // namespace samples

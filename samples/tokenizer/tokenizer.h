@@ -14,7 +14,7 @@
 
 #include "samples/tokenizer/words.h"
 
-namespace zerorun {
+namespace samples {
 
 /// The content of a tokenizer's files. `vocabulary[n]` has the bytes of token n; it is empty if there is no
 /// token n. `merges` are in order of priority.
@@ -105,4 +105,4 @@ class Encoder {
   std::vector<Candidate> candidates_;
 };
 
-}  // namespace zerorun
+}  // namespace samples

@@ -11,11 +11,12 @@
 #include "samples/common/files.h"
 #include "samples/tokenizer/byte_characters.h"
 
-namespace zerorun {
+namespace samples {
 namespace fs = std::filesystem;
 namespace {
 
 using nlohmann::json;
+using zerorun::UserError;
 
 constexpr const char* kEndOfText = "<|endoftext|>";
 constexpr int64_t kMostTokens = 1 << 24;
@@ -305,4 +306,4 @@ void save_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, int64_t 
   write_text(folder / "tokenizer_config.json", config.dump(1));
 }
 
-}  // namespace zerorun
+}  // namespace samples

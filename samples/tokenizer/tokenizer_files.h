@@ -5,7 +5,7 @@
 
 #include "samples/tokenizer/tokenizer.h"
 
-namespace zerorun {
+namespace samples {
 
 /// Reads the tokenizer of a folder from tokenizer.json if there is one, else from vocab.json and merges.txt.
 /// Adds the special tokens of tokenizer_config.json and special_tokens_map.json. Throws UserError, naming the
@@ -16,4 +16,4 @@ Tokenizer load_tokenizer(const std::filesystem::path& folder);
 /// needed. `max_length`: the longest sequence of the model, in tokens. Throws UserError.
 void save_tokenizer(const Tokenizer& tokenizer, const std::filesystem::path& folder, int64_t max_length);
 
-}  // namespace zerorun
+}  // namespace samples

@@ -8,8 +8,10 @@
 
 #include "samples/tokenizer/byte_characters.h"
 
-namespace zerorun {
+namespace samples {
 namespace {
+
+using zerorun::UserError;
 
 constexpr const char* kFirstToken = "<|endoftext|>";
 constexpr int64_t kFewestTokens = 257;
@@ -170,4 +172,4 @@ Tokenizer TokenizerTrainer::train(int64_t size) const {
   return Tokenizer(std::move(data), "the learned vocabulary");
 }
 
-}  // namespace zerorun
+}  // namespace samples

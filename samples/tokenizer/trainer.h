@@ -12,7 +12,7 @@
 #include "samples/tokenizer/tokenizer.h"
 #include "samples/tokenizer/words.h"
 
-namespace zerorun {
+namespace samples {
 
 /// Used by one thread.
 class TokenizerTrainer {
@@ -28,4 +28,4 @@ class TokenizerTrainer {
   std::unordered_map<std::string, int64_t> counts_;  // occurrences of each word
 };
 
-}  // namespace zerorun
+}  // namespace samples

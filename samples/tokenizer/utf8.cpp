@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace zerorun {
+namespace samples {
 namespace {
 
 struct Sequence {
@@ -67,4 +67,4 @@ std::string replace_invalid_utf8(std::string_view text) {
   }
 }
 
-}  // namespace zerorun
+}  // namespace samples

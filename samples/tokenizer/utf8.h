@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace zerorun {
+namespace samples {
 
 /// The length of the longest prefix of `text` that is valid UTF-8 (RFC 3629).
 size_t valid_utf8_prefix(std::string_view text);
@@ -14,4 +14,4 @@ size_t valid_utf8_prefix(std::string_view text);
 /// The bytes of one incomplete character are replaced by one U+FFFD.
 std::string replace_invalid_utf8(std::string_view text);
 
-}  // namespace zerorun
+}  // namespace samples

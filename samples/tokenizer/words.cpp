@@ -9,7 +9,7 @@
 
 #include "samples/tokenizer/utf8.h"
 
-namespace zerorun {
+namespace samples {
 namespace {
 
 // The pattern spells out Unicode's White_Space instead of \s, because PCRE2's \s also matches U+180E.
@@ -79,4 +79,4 @@ size_t last_cut(std::string_view text, size_t limit) {
   return 0;
 }
 
-}  // namespace zerorun
+}  // namespace samples

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string_view>
 
-namespace zerorun {
+namespace samples {
 
 /// Used by one thread at a time.
 class WordSplitter {
@@ -35,4 +35,4 @@ class WordSplitter {
 /// none. At such an offset ASCII white space follows an ASCII character that is not white space.
 size_t last_cut(std::string_view text, size_t limit);
 
-}  // namespace zerorun
+}  // namespace samples

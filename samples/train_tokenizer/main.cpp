@@ -15,7 +15,7 @@
 #include "samples/tokenizer/tokenizer_files.h"
 #include "samples/tokenizer/trainer.h"
 
-namespace zerorun {
+namespace samples {
 namespace {
 
 int run(int argc, char** argv) {
@@ -52,8 +52,8 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace samples
 
 int main(int argc, char** argv) {
-  return zerorun::run_program([&] { return zerorun::run(argc, argv); });
+  return zerorun::run_program([&] { return samples::run(argc, argv); });
 }

@@ -13,19 +13,19 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-constexpr Gpt2Options kOptions{.layers = 2, .hidden = 32, .heads = 2, .vocab = 64, .positions = 16};
+constexpr samples::Gpt2Options kOptions{.layers = 2, .hidden = 32, .heads = 2, .vocab = 64, .positions = 16};
 
 std::vector<at::Tensor> train(bool deferred, int stage, int world_size) {
   std::vector<at::Tensor> result;
   run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
-    Gpt2 model = nullptr;
+    samples::Gpt2 model = nullptr;
     {
       static std::mutex construction;  // all threads share LibTorch's generator
       std::lock_guard lock(construction);
       torch::manual_seed(7 + communicator->rank());  // the engine broadcasts rank 0's values
       std::optional<DeferredInit> scope;
       if (deferred) scope.emplace();
-      model = Gpt2(kOptions);
+      model = samples::Gpt2(kOptions);
     }
     Engine engine = make_engine(*model, sgd_config(stage), communicator);
     for (int step = 0; step < 3; ++step) {

@@ -23,16 +23,18 @@ std::optional<int64_t> hidden_size_of(const torch::nn::Module& module) {
 }
 
 TEST_CASE("The hidden size of a GPT-2 is its width for any depth, vocabulary and length") {
-  const Gpt2Options options = GENERATE(
-      Gpt2Options{}, Gpt2Options{.layers = 1, .hidden = 16, .heads = 2, .vocab = 256, .positions = 16},
-      Gpt2Options{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = 32},
-      Gpt2Options{.layers = 12, .hidden = 96, .heads = 6, .vocab = 288, .positions = 384});
-  CHECK(hidden_size_of(*Gpt2(options)) == options.hidden);
+  const samples::Gpt2Options options =
+      GENERATE(samples::Gpt2Options{},
+               samples::Gpt2Options{.layers = 1, .hidden = 16, .heads = 2, .vocab = 256, .positions = 16},
+               samples::Gpt2Options{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = 32},
+               samples::Gpt2Options{.layers = 12, .hidden = 96, .heads = 6, .vocab = 288, .positions = 384});
+  CHECK(hidden_size_of(*samples::Gpt2(options)) == options.hidden);
 }
 
 TEST_CASE("The hidden size of a model built under DeferredInit is found and takes no memory") {
   std::optional<DeferredInit> scope(std::in_place);
-  Gpt2 model(Gpt2Options{.layers = 2, .hidden = 48, .heads = 4, .vocab = 256, .positions = 32});
+  samples::Gpt2 model(
+      samples::Gpt2Options{.layers = 2, .hidden = 48, .heads = 4, .vocab = 256, .positions = 32});
   CHECK(hidden_size_of(*model) == 48);
   scope.reset();
   CHECK(hidden_size_of(*model) == 48);

@@ -12,6 +12,7 @@
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
+using namespace samples;
 namespace {
 
 using Catch::Matchers::Contains;

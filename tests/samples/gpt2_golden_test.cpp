@@ -10,6 +10,7 @@
 #include "tests/support/tiny_gpt2.h"
 
 namespace zerorun::testing {
+using namespace samples;
 namespace {
 
 constexpr int64_t kSeq = 32;

@@ -14,6 +14,7 @@
 #include "tests/samples/programs_support.h"
 
 namespace zerorun::testing {
+using namespace samples;
 namespace {
 
 using Catch::Matchers::Contains;

@@ -6,6 +6,7 @@
 #include "tests/support/test_paths.h"
 
 namespace zerorun::testing {
+using namespace samples;
 namespace {
 
 using Catch::Matchers::Contains;

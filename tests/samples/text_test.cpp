@@ -11,6 +11,7 @@
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
+using namespace samples;
 namespace {
 
 TEST_CASE("numbers are grouped by thousands") {

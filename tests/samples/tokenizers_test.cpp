@@ -15,6 +15,7 @@
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
+using namespace samples;
 namespace {
 
 namespace fs = std::filesystem;

@@ -18,6 +18,7 @@
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
+using namespace samples;
 namespace {
 
 constexpr Gpt2Options kOptions{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = 32};

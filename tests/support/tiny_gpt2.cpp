@@ -32,11 +32,12 @@ uint64_t fnv1a(const std::vector<uint8_t>& bytes) {
   return hash;
 }
 
-Gpt2 load_model() {
+samples::Gpt2 load_model() {
   static std::mutex construction;  // all threads share LibTorch's default generator
   std::lock_guard lock(construction);
-  Gpt2 model(Gpt2Options{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = kSeq});
-  load_weights(*model, source_folder() / "tests/golden/data/init_tiny_seed1234.safetensors");
+  samples::Gpt2 model(
+      samples::Gpt2Options{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = kSeq});
+  samples::load_weights(*model, source_folder() / "tests/golden/data/init_tiny_seed1234.safetensors");
   return model;
 }
 
@@ -98,14 +99,14 @@ void train_rank(const std::string& config_text, const RunOptions& options,
   const int rank = communicator->rank();
   const Config config = parse_config(config_text, "test config", communicator->world_size());
   const int64_t micro_steps = config.batch.gradient_accumulation_steps;
-  const Sampler sampler({.corpus_size = static_cast<int64_t>(kTextBytes),
-                         .seq = kSeq,
-                         .micro_batch = config.batch.micro_batch_size_per_gpu,
-                         .accumulation = micro_steps,
-                         .world_size = communicator->world_size(),
-                         .seed = 0,
-                         .sequential = true});
-  Gpt2 model = load_model();
+  const samples::Sampler sampler({.corpus_size = static_cast<int64_t>(kTextBytes),
+                                  .seq = kSeq,
+                                  .micro_batch = config.batch.micro_batch_size_per_gpu,
+                                  .accumulation = micro_steps,
+                                  .world_size = communicator->world_size(),
+                                  .seed = 0,
+                                  .sequential = true});
+  samples::Gpt2 model = load_model();
   Engine engine = initialize(*model, config, initialize_options(options, *model, communicator));
   if (!options.resume_from.empty()) engine.load_checkpoint(options.resume_from);
   if (options.before_training) options.before_training(*model, rank);

@@ -68,7 +68,9 @@ std::vector<DeferredCase> deferred_library_modules() {
        }},
       {"Gpt2",
        [] {
-         return Gpt2(Gpt2Options{.layers = 2, .hidden = 16, .heads = 2, .vocab = 11, .positions = 8}).ptr();
+         return samples::Gpt2(
+                    samples::Gpt2Options{.layers = 2, .hidden = 16, .heads = 2, .vocab = 11, .positions = 8})
+             .ptr();
        }},
   };
 }
