@@ -122,35 +122,37 @@ start :
 kill -9 "$(first_process 0 '^[^ ]*bin/zerorun --device')"
 ends "the launcher is killed" 2000 - 'the launcher was killed'
 
-start :
-unreachable=1
-ip -n "${id}b" link set port1 down
-ends "the link is down" 8000 1 'worker-1: no sign of life for 5 s, and nothing that is sent arrives: the network link is down'
-unset unreachable
-for ((i = 0; i < 40; ++i)); do [[ -z $(processes 1) ]] && break || sleep 0.1; done
-[[ -z $(processes 1) ]] || fail "the host that was cut off still has processes"
-ip -n "${id}b" link set port1 up
+if [[ -n ${ZERORUN_TEST_ALL:-} ]]; then  # causes that are found only after a deadline
+  start :
+  unreachable=1
+  ip -n "${id}b" link set port1 down
+  ends "the link is down" 8000 1 'worker-1: no sign of life for 5 s, and nothing that is sent arrives: the network link is down'
+  unset unreachable
+  for ((i = 0; i < 40; ++i)); do [[ -z $(processes 1) ]] && break || sleep 0.1; done
+  [[ -z $(processes 1) ]] || fail "the host that was cut off still has processes"
+  ip -n "${id}b" link set port1 up
 
-start :
-unreachable=1
-# kill fails for processes that have ended in the meantime, such as the ranks' `sleep`.
-for process in $(processes_on 1 .); do kill -STOP "$process" 2>/dev/null || true; done
-ends "a host stops" 8000 1 'worker-1: no sign of life for 5 s, although its system acknowledges what is sent'
-for process in $(processes_on 1 .); do kill -CONT "$process" 2>/dev/null || true; done
-unset unreachable
-for ((i = 0; i < 80; ++i)); do [[ -z $(processes 1) ]] && break || sleep 0.1; done
-[[ -z $(processes 1) ]] || fail "the host that was stopped still has processes"
+  start :
+  unreachable=1
+  # kill fails for processes that have ended in the meantime, such as the ranks' `sleep`.
+  for process in $(processes_on 1 .); do kill -STOP "$process" 2>/dev/null || true; done
+  ends "a host stops" 8000 1 'worker-1: no sign of life for 5 s, although its system acknowledges what is sent'
+  for process in $(processes_on 1 .); do kill -CONT "$process" 2>/dev/null || true; done
+  unset unreachable
+  for ((i = 0; i < 80; ++i)); do [[ -z $(processes 1) ]] && break || sleep 0.1; done
+  [[ -z $(processes 1) ]] || fail "the host that was stopped still has processes"
 
-# The collectives of the other ranks detect a stopped rank after --timeout.
-head -c 20000 "$source/README.md" "$source/docs/guide.md" >text
-rm -f up_*
-OMP_NUM_THREADS=1 on 0 timeout 60 "$bin/zerorun" --device cpu --timeout 5 --hostfile "$work/hostfile" "$bin/gpt2" \
-  --deepspeed "$source/samples/gpt2/ds_config.json" --layers 1 --hidden 32 --heads 2 --seq 16 --data "$work/text" \
-  --generate 0 --cache "$work/tokens" --steps 1000000 --csv steps.csv >job.out 2>job.log &
-job=$!
-for ((i = 0; i < 300; ++i)); do [[ -s steps.csv ]] && (($(wc -l <steps.csv) > 3)) && break || sleep 0.1; done
-kill -STOP "$(rank_process 1 "^$bin/gpt2 --deepspeed")"
-ends "a rank is stopped" 9000 1 'rank [23] on worker-1 is stopped by a signal'
+  # The collectives of the other ranks detect a stopped rank after --timeout.
+  head -c 20000 "$source/README.md" "$source/docs/guide.md" >text
+  rm -f up_*
+  OMP_NUM_THREADS=1 on 0 timeout 60 "$bin/zerorun" --device cpu --timeout 5 --hostfile "$work/hostfile" "$bin/gpt2" \
+    --deepspeed "$source/samples/gpt2/ds_config.json" --layers 1 --hidden 32 --heads 2 --seq 16 --data "$work/text" \
+    --generate 0 --cache "$work/tokens" --steps 1000000 --csv steps.csv >job.out 2>job.log &
+  job=$!
+  for ((i = 0; i < 300; ++i)); do [[ -s steps.csv ]] && (($(wc -l <steps.csv) > 3)) && break || sleep 0.1; done
+  kill -STOP "$(rank_process 1 "^$bin/gpt2 --deepspeed")"
+  ends "a rank is stopped" 9000 1 'rank [23] on worker-1 is stopped by a signal'
+fi
 
 # Errors before the ranks start.
 on 0 timeout 30 "$bin/zerorun" --hostfile "$work/missing" true >job.log 2>&1 && fail "a missing hostfile is an error"

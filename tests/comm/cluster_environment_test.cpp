@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "comm/meeting/environment.h"
 #include "comm/meeting/slurm_lists.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun {
 namespace {
@@ -76,12 +77,7 @@ Environment read(const Table& table) {
 }
 
 std::string refusal(const Table& table) {
-  try {
-    read(table);
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
+  return testing::user_error([&] { read(table); });
 }
 
 }  // namespace

@@ -7,34 +7,21 @@
 #include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
-#include <cstdlib>
 #include <thread>
 
 #include "base/error.h"
-#include "comm/connect/rendezvous.h"
-#include "tests/comm/rank_processes.h"
+#include "tests/comm/transport_ranks.h"
 
 namespace zerorun {
 namespace {
 
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-using testing::Ending;
-using testing::run_processes;
+using testing::check_texts;
+using testing::run_connected;
+using testing::sleep_ms;
 
-constexpr std::chrono::seconds kDeadline(60);
 constexpr int kSlow = 4000;  // ms, longer than ranks that disagree wait
-
-std::shared_ptr<Communicator> join(const char* transport, int rank, int world_size, int port) {
-  at::set_num_threads(1);
-  testing::set_rank_variables(rank, world_size, port, kDeadline);
-  setenv("ZERORUN_COMM", transport, 1);
-  return connect();
-}
-
-void sleep_for_ms(int duration) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(duration));
-}
 
 std::unique_ptr<Work> sum(Communicator& communicator) {
   return communicator.all_reduce(at::ones({4}), "the gradient norm");
@@ -43,10 +30,6 @@ std::unique_ptr<Work> sum(Communicator& communicator) {
 std::unique_ptr<Work> gather(Communicator& communicator, const char* label = "bucket 3") {
   return communicator.all_gather(at::empty({4 * communicator.world_size()}), at::ones({4}), label,
                                  "for layer" + std::to_string(communicator.rank()));
-}
-
-void check_all_went_through(const std::vector<Ending>& endings) {
-  for (const Ending& ending : endings) CHECK(ending.text == "went through");
 }
 
 OrderWatch::Statement waiting_for(int rank, Collective kind, uint64_t number, const char* agreed,
@@ -64,13 +47,12 @@ TEST_CASE("order watch: ranks in different collectives get an error long before 
     // `odd` is the rank that waits for another collective than all others.
     for (const auto& [ranks, odd] : {std::pair(2, 1), std::pair(3, 1), std::pair(4, 0)}) {
       INFO(transport << ", " << ranks << " ranks, odd " << odd);
-      const int port = testing::free_port();
-      const auto endings = run_processes(ranks, [&](int rank) -> std::string {
-        auto communicator = join(transport, rank, ranks, port);
-        sum(*communicator)->wait();
-        (rank == odd ? gather(*communicator) : sum(*communicator))->wait();
-        return "went through";
-      });
+      const auto endings =
+          run_connected({transport, ranks}, [&](auto& communicator, int rank) -> std::string {
+            sum(*communicator)->wait();
+            (rank == odd ? gather(*communicator) : sum(*communicator))->wait();
+            return "went through";
+          });
       const std::string norm = "all_reduce of the gradient norm";
       const std::string bucket = "all_gather of bucket 3 for layer" + std::to_string(odd);
       for (int rank = 0; rank < ranks; ++rank) {
@@ -85,16 +67,15 @@ TEST_CASE("order watch: ranks in different collectives get an error long before 
 }
 
 TEST_CASE("order watch: ranks that gather other buckets of equal size get an error before the deadline") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join("gloo", rank, 2, port);
+  const auto endings = run_connected({"gloo", 2}, [&](auto& communicator, int rank) -> std::string {
     gather(*communicator, rank == 0 ? "bucket 3" : "bucket 4")->wait();
     return "went through";
   });
   for (const int rank : {0, 1}) {
-    CHECK_THAT(endings[rank].text, StartsWith("CommError: ranks disagree on the next collective") &&
-                                       Contains("all_gather of bucket 3 for layer0") &&
-                                       Contains("all_gather of bucket 4 for layer1"));
+    CHECK_THAT(endings[rank].text,
+               StartsWith("CommError: ranks disagree on the next collective: rank " + std::to_string(rank)) &&
+                   Contains("all_gather of bucket 3 for layer0") &&
+                   Contains("all_gather of bucket 4 for layer1"));
     CHECK(endings[rank].seconds < 30);
   }
 }
@@ -102,11 +83,9 @@ TEST_CASE("order watch: ranks that gather other buckets of equal size get an err
 TEST_CASE("order watch: a rank that is late, or starts its collectives in another order, is no error") {
   for (const char* transport : {"gloo", "shm"}) {
     INFO(transport);
-    const int port = testing::free_port();
-    check_all_went_through(run_processes(3, [&](int rank) -> std::string {
-      auto communicator = join(transport, rank, 3, port);
+    check_texts(run_connected({transport, 3}, [&](auto& communicator, int rank) -> std::string {
       // Rank 0 waits for the sum, and rank 1 for the gather. Rank 2 starts both late.
-      if (rank == 2) sleep_for_ms(kSlow);
+      if (rank == 2) sleep_ms(kSlow);
       std::unique_ptr<Work> first = rank == 0 ? sum(*communicator) : gather(*communicator);
       std::unique_ptr<Work> second = rank == 0 ? gather(*communicator) : sum(*communicator);
       first->wait();
@@ -117,10 +96,8 @@ TEST_CASE("order watch: a rank that is late, or starts its collectives in anothe
 }
 
 TEST_CASE("order watch: a label of two lines is no disagreement") {
-  const int port = testing::free_port();
-  check_all_went_through(run_processes(3, [&](int rank) -> std::string {
-    auto communicator = join("gloo", rank, 3, port);
-    if (rank == 2) sleep_for_ms(kSlow);
+  check_texts(run_connected({"gloo", 3}, [&](auto& communicator, int rank) -> std::string {
+    if (rank == 2) sleep_ms(kSlow);
     gather(*communicator, "layer\nof two lines")->wait();
     return "went through";
   }));
@@ -129,18 +106,16 @@ TEST_CASE("order watch: a label of two lines is no disagreement") {
 TEST_CASE("order watch: threads of a rank may wait for different collectives") {
   for (const char* transport : {"gloo", "shm"}) {
     INFO(transport);
-    const int port = testing::free_port();
-    check_all_went_through(run_processes(2, [&](int rank) -> std::string {
-      auto communicator = join(transport, rank, 2, port);
+    check_texts(run_connected({transport, 2}, [&](auto& communicator, int rank) -> std::string {
       const auto start = [&](bool sums) { return sums ? sum(*communicator) : gather(*communicator); };
       std::atomic<bool> is_known = false;
       std::thread other([&] {
         communicator->barrier("the other thread is known")->wait();
         is_known = true;
-        sleep_for_ms(kSlow);
+        sleep_ms(kSlow);
         start(rank == 1)->wait();
       });
-      while (!is_known) sleep_for_ms(1);
+      while (!is_known) sleep_ms(1);
       start(rank == 0)->wait();  // on rank 1 the other thread starts the same
       other.join();
       return "went through";
@@ -149,11 +124,9 @@ TEST_CASE("order watch: threads of a rank may wait for different collectives") {
 }
 
 TEST_CASE("order watch: a broadcast does not wait for ranks that are not its root") {
-  const int port = testing::free_port();
-  check_all_went_through(run_processes(3, [&](int rank) -> std::string {
-    auto communicator = join("gloo", rank, 3, port);
+  check_texts(run_connected({"gloo", 3}, [&](auto& communicator, int rank) -> std::string {
     const auto start = [&] { return communicator->broadcast(at::ones({4}), 0, "a seed"); };
-    if (rank == 0) sleep_for_ms(kSlow);
+    if (rank == 0) sleep_ms(kSlow);
     // Rank 1 waits for the broadcast before the sum, and rank 2 for the sum before the broadcast.
     std::unique_ptr<Work> broadcast = rank < 2 ? start() : nullptr;
     if (rank == 1) broadcast->wait();

@@ -7,27 +7,23 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
-#include "base/error.h"
 #include "tests/comm/collective_script.h"
-#include "tests/comm/rank_processes.h"
-#include "tests/comm/shared_memory_ranks.h"
+#include "tests/comm/transport_ranks.h"
 
 namespace zerorun {
 namespace {
 
-using std::chrono::milliseconds;
+using testing::check_texts;
 using testing::Ending;
-using testing::join_over_shared_memory;
 using testing::open_memory_files;
+using testing::run_connected;
 using testing::run_processes;
 using testing::ScriptMemory;
 using testing::sleep_ms;
-using testing::stay_away;
 
 // Counts the open memfds, open pidfds and memfd mappings of this process.
 int traces() {
@@ -58,34 +54,18 @@ int64_t shared_bytes() {
 
 }  // namespace
 
-TEST_CASE("shared memory: every collective, 2 to 5 processes, bits of a sum in rank order") {
-  for (int world_size = 2; world_size <= 5; ++world_size) {
-    for (ScriptMemory memory : {ScriptMemory::own, ScriptMemory::communicators, ScriptMemory::both}) {
-      const int port = testing::free_port();
-      const auto endings = run_processes(world_size, [&](int rank) {
-        return testing::run_collective_script(*join_over_shared_memory(rank, world_size, port), memory);
-      });
-      for (const Ending& ending : endings) CHECK(ending.text == testing::script_success(world_size));
-    }
-  }
-}
-
 TEST_CASE("shared memory: ranks may lend tensors from different places") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(3, [&](int rank) {
-    auto communicator = join_over_shared_memory(rank, 3, port);
+  const auto endings = run_connected({"shm", 3}, [&](auto& communicator, int rank) {
     const at::Tensor first = communicator->allocate(10'000 * (rank + 1), at::kFloat);  // so offsets differ
     return testing::run_collective_script(*communicator, rank == 0   ? ScriptMemory::own
                                                          : rank == 1 ? ScriptMemory::communicators
                                                                      : ScriptMemory::both);
   });
-  for (const Ending& ending : endings) CHECK(ending.text == testing::script_success(3));
+  check_texts(endings, testing::script_success(3));
 }
 
 TEST_CASE("shared memory: views in the arena are lent without a copy") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 2, port);
+  const auto endings = run_connected({"shm", 2}, [&](auto& communicator, int rank) -> std::string {
     at::Tensor memory = communicator->allocate(100'000, at::kFloat);
     at::Tensor input = memory.narrow(0, 12'345 + rank * 7, 30'000);
     input.copy_(at::arange(30'000, at::kFloat) * (rank + 1));
@@ -100,9 +80,7 @@ TEST_CASE("shared memory: views in the arena are lent without a copy") {
 
 TEST_CASE("shared memory: more collectives in flight than there are slots, waited for in reverse order") {
   constexpr int kCount = 300;
-  const int port = testing::free_port();
-  const auto endings = run_processes(3, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 3, port);
+  const auto endings = run_connected({"shm", 3}, [&](auto& communicator, int rank) -> std::string {
     std::vector<at::Tensor> tensors;
     std::vector<std::unique_ptr<Work>> works;
     for (int i = 0; i < kCount; ++i) {
@@ -116,14 +94,12 @@ TEST_CASE("shared memory: more collectives in flight than there are slots, waite
     }
     return "went through";
   });
-  for (const Ending& ending : endings) CHECK(ending.text == "went through");
+  check_texts(endings);
 }
 
 TEST_CASE("shared memory: several threads of a rank wait") {
   constexpr int kThreads = 4;
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 2, port);
+  const auto endings = run_connected({"shm", 2}, [&](auto& communicator, int rank) -> std::string {
     std::vector<at::Tensor> outputs;
     std::vector<std::unique_ptr<Work>> works;
     for (int i = 0; i < 25 * kThreads; ++i) {
@@ -143,25 +119,11 @@ TEST_CASE("shared memory: several threads of a rank wait") {
     }
     return "went through";
   });
-  for (const Ending& ending : endings) CHECK(ending.text == "went through");
-}
-
-TEST_CASE("shared memory: a late rank is waited for") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) {
-    auto communicator = join_over_shared_memory(rank, 2, port);
-    if (rank == 1) sleep_ms(700);
-    at::Tensor tensor = at::full({2}, rank + 1);
-    communicator->all_reduce(tensor, "norm")->wait();
-    return std::to_string(tensor.sum().item<double>());
-  });
-  for (const Ending& ending : endings) CHECK(ending.text == "6.000000");
+  check_texts(endings);
 }
 
 TEST_CASE("shared memory: wait() returns when the others have read the input, not before") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 2, port);
+  const auto endings = run_connected({"shm", 2}, [&](auto& communicator, int rank) -> std::string {
     at::Tensor input = communicator->allocate(50'000, at::kFloat).fill_(rank + 1);
     at::Tensor output = at::empty({100'000});
     auto work = communicator->all_gather(output, input, "parameters");
@@ -173,7 +135,7 @@ TEST_CASE("shared memory: wait() returns when the others have read the input, no
                        (output.narrow(0, 50'000, 50'000) == 2).all().item<bool>();
     return right ? "right" : "overwritten while it was read";
   });
-  for (const Ending& ending : endings) CHECK(ending.text == "right");
+  check_texts(endings, "right");
 }
 
 TEST_CASE("shared memory: nothing stays open, mapped or in /dev/shm") {
@@ -181,7 +143,7 @@ TEST_CASE("shared memory: nothing stays open, mapped or in /dev/shm") {
   const int port = testing::free_port();
   const auto endings = run_processes(3, [&](int rank) -> std::string {
     const int before = traces();
-    auto communicator = join_over_shared_memory(rank, 3, port);
+    auto communicator = testing::join({"shm", 3}, rank, port);
     at::Tensor tensor = communicator->allocate(100'000, at::kFloat);
     communicator->all_gather(at::empty({300'000}), tensor, "parameters")->wait();
     const int open = open_memory_files();
@@ -198,10 +160,8 @@ TEST_CASE("shared memory: nothing stays open, mapped or in /dev/shm") {
 }
 
 TEST_CASE("shared memory: a shared tensor exists once, and no collective copies it") {
-  const int port = testing::free_port();
   constexpr int64_t kSlice = 100'000;
-  const auto endings = run_processes(3, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 3, port);
+  const auto endings = run_connected({"shm", 3}, [&](auto& communicator, int rank) -> std::string {
     at::Tensor shared = communicator->allocate_shared(3 * kSlice, at::kFloat);
     at::Tensor own = shared.narrow(0, rank * kSlice, kSlice);
     const int64_t scratch = communicator->scratch_bytes();
@@ -220,13 +180,11 @@ TEST_CASE("shared memory: a shared tensor exists once, and no collective copies 
     if (!(shared == 7).all().item<bool>()) return "a broadcast that is not there";
     return communicator->scratch_bytes() == scratch ? "in place" : "copied";
   });
-  for (const Ending& ending : endings) CHECK(ending.text == "in place");
+  check_texts(endings, "in place");
 }
 
 TEST_CASE("shared memory: after make_own() no rank sees another rank's writes") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(3, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 3, port);
+  const auto endings = run_connected({"shm", 3}, [&](auto& communicator, int rank) -> std::string {
     at::Tensor shared = communicator->allocate_shared(10'000, at::kFloat);
     if (rank == 0) shared.fill_(5);
     communicator->broadcast(shared, 0, "values")->wait();
@@ -256,9 +214,7 @@ TEST_CASE("shared memory: after make_own() no rank sees another rank's writes") 
 
 TEST_CASE("shared memory: the memory of a tensor is freed with it, and is zero when it is allocated again") {
   constexpr int64_t kNumel = 16 << 20;  // 64 MiB
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 2, port);
+  const auto endings = run_connected({"shm", 2}, [&](auto& communicator, int) -> std::string {
     const int64_t before = shared_bytes();
     at::Tensor output = communicator->allocate(2 * kNumel, at::kFloat);
     at::Tensor input = communicator->allocate(kNumel, at::kFloat).fill_(1);
@@ -270,76 +226,19 @@ TEST_CASE("shared memory: the memory of a tensor is freed with it, and is zero w
     output.reset();
     communicator->barrier("all is gone")->wait();
     const int64_t left = shared_bytes() - before;
-    if (communicator->allocate(kNumel, at::kFloat).count_nonzero().item<int64_t>() > 0) return "not zero";
+    const at::Tensor again = communicator->allocate(kNumel, at::kFloat);
+    if (again.any().item<bool>()) return "not zero";
     communicator->barrier("the end")->wait();
     // Each rank should have mapped its own 192 MiB, and 64 MiB of the other rank's input.
     if (taken < int64_t{250} << 20) return "too little was taken: " + std::to_string(taken);
     if (left > int64_t{8} << 20) return "too much is left: " + std::to_string(left);
     return "right";
   });
-  for (const Ending& ending : endings) CHECK(ending.text == "right");
-}
-
-TEST_CASE("shared memory: copies are counted and used again") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(3, [&](int rank) {
-    auto communicator = join_over_shared_memory(rank, 3, port);
-    for (int round = 0; round < 5; ++round) {
-      communicator->reduce_scatter(at::empty({100}), at::ones({300}), "bucket")->wait();
-      communicator->barrier("until all have read")->wait();
-    }
-    return std::to_string(communicator->scratch_bytes());
-  });
-  for (const Ending& ending : endings) {
-    CHECK(std::stoi(ending.text) % 1200 == 0);
-    CHECK(std::stoi(ending.text) <= 2400);
-  }
-}
-
-TEST_CASE(
-    "shared memory: ranks that never come are named with the collective and its label, at the deadline") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(
-      4,
-      [&](int index) -> std::string {
-        const int rank = (index + 3) % 4;  // process 3 is rank 2
-        auto communicator = join_over_shared_memory(rank, 4, port, milliseconds(2000));
-        if (rank == 2) stay_away();
-        communicator->reduce_scatter(at::empty({5}), at::ones({20}), "bucket 3")->wait();
-        return "went through";
-      },
-      3);
-  for (int index = 0; index < 3; ++index) {
-    CHECK(endings[index].text ==
-          "CommError: reduce_scatter of bucket 3: rank 2 did not take part within 2 s (the limit set by "
-          "--timeout)");
-    CHECK(endings[index].seconds >= 2);
-    CHECK(endings[index].seconds < 12);
-  }
-}
-
-TEST_CASE("shared memory: collectives that nobody waited for do not block later ones") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 2, port, milliseconds(5000));
-    for (int64_t numel : {4, 4000, 400'000}) {
-      for (int i = 0; i < 3; ++i) {
-        auto dropped = communicator->all_gather(at::empty({2 * numel}),
-                                                communicator->allocate(numel, at::kFloat), "dropped");
-      }
-      at::Tensor sum = at::full({1}, rank + 1.0F);
-      communicator->all_reduce(sum, "kept")->wait();
-      if (sum.item<float>() != 3) return "a wrong sum";
-    }
-    return "went through";
-  });
-  for (const Ending& ending : endings) CHECK(ending.text == "went through");
+  check_texts(endings, "right");
 }
 
 TEST_CASE("shared memory: a rank that ends without wait() lets the others read its input first") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 2, port);
+  const auto endings = run_connected({"shm", 2}, [&](auto& communicator, int rank) -> std::string {
     at::Tensor output = at::empty({200'000});
     {
       at::Tensor input = communicator->allocate(100'000, at::kFloat).fill_(rank + 1);
@@ -351,7 +250,7 @@ TEST_CASE("shared memory: a rank that ends without wait() lets the others read i
     if (rank == 1 && (output != 1).sum().item<int64_t>() != 100'000) return "a wrong slice";
     return "went through";
   });
-  for (const Ending& ending : endings) CHECK(ending.text == "went through");
+  check_texts(endings);
 }
 
 }  // namespace zerorun

@@ -1,16 +1,14 @@
 // Tests processes that use shared memory when one of them is late, out of step, killed or stopped, or cannot
 // share memory. Checks which rank the error names, and how soon the error comes.
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <cstdlib>
 
-#include "base/error.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
-#include "tests/comm/shared_memory_ranks.h"
+#include "tests/comm/transport_ranks.h"
 
 namespace zerorun {
 namespace {
@@ -19,11 +17,10 @@ using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
 using std::chrono::milliseconds;
 using testing::Ending;
-using testing::join_over_shared_memory;
 using testing::open_memory_files;
+using testing::run_connected;
 using testing::run_processes;
 using testing::sleep_ms;
-using testing::stay_away;
 
 }  // namespace
 
@@ -39,17 +36,16 @@ TEST_CASE("shared memory: ranks whose label, size or dtype differ get an error t
       {"bucket 3", 5, at::kFloat, "all_gather of bucket 3 for layer1 (5 elements of Float)"},
       {"bucket 3", 4, at::kHalf, "all_gather of bucket 3 for layer1 (4 elements of Half)"}};
   for (const Case& test : cases) {
-    const int port = testing::free_port();
-    const auto endings = run_processes(2, [&](int rank) -> std::string {
-      auto communicator = join_over_shared_memory(rank, 2, port, milliseconds(30'000));
-      const int64_t numel = rank == 0 ? 4 : test.numel;
-      const auto options = at::TensorOptions().dtype(rank == 0 ? at::kFloat : test.dtype);
-      communicator
-          ->all_gather(at::empty({2 * numel}, options), at::ones({numel}, options),
-                       rank == 0 ? "bucket 3" : test.label, "for layer" + std::to_string(rank))
-          ->wait();
-      return "went through";
-    });
+    const auto endings =
+        run_connected({"shm", 2, milliseconds(30'000)}, [&](auto& communicator, int rank) -> std::string {
+          const int64_t numel = rank == 0 ? 4 : test.numel;
+          const auto options = at::TensorOptions().dtype(rank == 0 ? at::kFloat : test.dtype);
+          communicator
+              ->all_gather(at::empty({2 * numel}, options), at::ones({numel}, options),
+                           rank == 0 ? "bucket 3" : test.label, "for layer" + std::to_string(rank))
+              ->wait();
+          return "went through";
+        });
     const std::string mine = "all_gather of bucket 3 for layer0 (4 elements of Float)";
     CHECK(endings[0].text == "CommError: ranks disagree on the next collective: rank 0 is in " + mine +
                                  ", rank 1 in " + test.theirs);
@@ -60,17 +56,16 @@ TEST_CASE("shared memory: ranks whose label, size or dtype differ get an error t
 }
 
 TEST_CASE("shared memory: ranks in different collectives get an error that shows both sides") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 2, port, milliseconds(1500));
-    at::Tensor tensor = at::ones({4});
-    if (rank == 0) {
-      communicator->all_reduce(tensor, "the gradient norm")->wait();
-    } else {
-      communicator->all_gather(at::empty({8}), tensor, "bucket 4", "for layer1")->wait();
-    }
-    return "went through";
-  });
+  const auto endings =
+      run_connected({"shm", 2, milliseconds(1500)}, [&](auto& communicator, int rank) -> std::string {
+        at::Tensor tensor = at::ones({4});
+        if (rank == 0) {
+          communicator->all_reduce(tensor, "the gradient norm")->wait();
+        } else {
+          communicator->all_gather(at::empty({8}), tensor, "bucket 4", "for layer1")->wait();
+        }
+        return "went through";
+      });
   const std::string sides[] = {"all_reduce of the gradient norm", "all_gather of bucket 4 for layer1"};
   for (int rank : {0, 1}) {
     CHECK(endings[rank].text == "CommError: ranks disagree on the next collective: rank " +
@@ -79,53 +74,8 @@ TEST_CASE("shared memory: ranks in different collectives get an error that shows
   }
 }
 
-// In seconds. ThreadSanitizer's processes take a second to end.
-#if defined(__SANITIZE_THREAD__)
-constexpr double kSoon = 3;
-#else
-constexpr double kSoon = 1;
-#endif
-
-TEST_CASE("shared memory: a process killed while the others wait for it is named within a second") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(3, [&](int index) -> std::string {
-    const int rank = (index + 2) % 3;  // process 0 is rank 2
-    auto communicator = join_over_shared_memory(rank, 3, port);
-    communicator->barrier("the start")->wait();
-    if (rank == 2) {
-      sleep_ms(1000);
-      raise(SIGKILL);
-    }
-    communicator->reduce_scatter(at::empty({5}), at::ones({15}), "bucket 3")->wait();
-    return "went through";
-  });
-  CHECK(WIFSIGNALED(endings[0].status));
-  for (int index : {1, 2}) {
-    CHECK_THAT(endings[index].text,
-               StartsWith("CommError: reduce_scatter of bucket 3: rank 2 has ended (process "));
-    CHECK(endings[index].seconds - endings[0].seconds < kSoon);
-  }
-}
-
-TEST_CASE("shared memory: a process killed before the others start the collective is named at once") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 2, port);
-    communicator->barrier("the start")->wait();
-    if (rank == 1) raise(SIGKILL);
-    sleep_ms(700);
-    communicator->reduce_scatter(at::empty({5}), at::ones({10}), "bucket 3")->wait();
-    return "went through";
-  });
-  CHECK_THAT(endings[0].text,
-             StartsWith("CommError: reduce_scatter of bucket 3: rank 1 has ended (process "));
-  CHECK(endings[0].seconds < 15);
-}
-
 TEST_CASE("shared memory: a rank that is killed before it reads the others' input is named by them") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 2, port);
+  const auto endings = run_connected({"shm", 2}, [&](auto& communicator, int rank) -> std::string {
     at::Tensor input = communicator->allocate(50'000, at::kFloat);
     communicator->barrier("the start")->wait();
     if (rank == 0) sleep_ms(300);
@@ -138,44 +88,6 @@ TEST_CASE("shared memory: a rank that is killed before it reads the others' inpu
     return "went through";
   });
   CHECK_THAT(endings[0].text, StartsWith("CommError: all_gather of bucket 3: rank 1 has ended (process "));
-}
-
-TEST_CASE("shared memory: a rank that a signal has stopped is named at the deadline") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(
-      3,
-      [&](int index) -> std::string {
-        const int rank = 2 - index;  // process 2 is rank 0; run_processes() waits for the other two only
-        auto communicator = join_over_shared_memory(rank, 3, port, milliseconds(2000));
-        communicator->barrier("the start")->wait();
-        if (rank == 0) raise(SIGSTOP);
-        communicator->all_reduce(at::ones({5}), "norm")->wait();
-        return "went through";
-      },
-      2);
-  for (int index : {0, 1}) {
-    CHECK(endings[index].text ==
-          "CommError: all_reduce of norm: rank 0 did not take part within 2 s (the limit set by --timeout)");
-    CHECK(endings[index].seconds < 15);
-  }
-}
-
-TEST_CASE("shared memory: a rank that is merely late is not blamed for one that was killed") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(3, [&](int rank) -> std::string {
-    auto communicator = join_over_shared_memory(rank, 3, port);
-    communicator->barrier("the start")->wait();
-    if (rank == 1) {
-      sleep_ms(500);
-      raise(SIGKILL);
-    }
-    if (rank == 2) sleep_ms(3000);
-    communicator->all_reduce(at::ones({5}), "norm")->wait();
-    return "went through";
-  });
-  for (int rank : {0, 2}) {
-    CHECK_THAT(endings[rank].text, StartsWith("CommError: all_reduce of norm: rank 1 has ended (process "));
-  }
 }
 
 TEST_CASE("shared memory: if one rank asks for Gloo, all use it, or it is an error if another asks for shm") {

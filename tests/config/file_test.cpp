@@ -3,50 +3,25 @@
 
 #include <catch2/catch.hpp>
 #include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "base/error.h"
 #include "config/config.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace zerorun;
 namespace fs = std::filesystem;
 
 namespace {
 
-/// A temporary folder, which the destructor removes.
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "zerorun-config-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()));
-    path_ = name;
-  }
-  ~Folder() { fs::remove_all(path_); }
-
-  fs::path write(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ / name, std::ios::binary) << text;
-    return path_ / name;
-  }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
 std::string refusal_of(const fs::path& file) {
-  try {
-    load_config(file, 1);
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "";
+  return testing::user_error([&] { load_config(file, 1); });
 }
 
 }  // namespace
 
 TEST_CASE("a file is loaded, and errors about its content name the file") {
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   const fs::path sound =
       folder.write("sound.json", "\xEF\xBB\xBF{\r\n  \"train_batch_size\": 8, // all\r\n}\r\n");
   CHECK(load_config(sound, 2).batch.micro_batch_size_per_gpu == 4);
@@ -59,17 +34,17 @@ TEST_CASE("a file is loaded, and errors about its content name the file") {
 }
 
 TEST_CASE("errors about files that cannot be read name the file") {
-  const Folder folder;
-  const fs::path missing = folder.path() / "missing.json";
+  const testing::TemporaryFolder folder;
+  const fs::path missing = folder / "missing.json";
   CHECK_THAT(refusal_of(missing),
              Catch::StartsWith(missing.string() + ": ") && Catch::Contains("no such file"));
-  CHECK_THAT(refusal_of(folder.path()),
-             Catch::StartsWith(folder.path().string() + ": ") && Catch::Contains("found a directory"));
-  fs::create_symlink(folder.path() / "loop", folder.path() / "loop");
-  CHECK_THAT(refusal_of(folder.path() / "loop"), Catch::Contains("cannot be read: "));
+  CHECK_THAT(refusal_of(folder / ""),
+             Catch::StartsWith((folder / "").string() + ": ") && Catch::Contains("found a directory"));
+  fs::create_symlink(folder / "loop", folder / "loop");
+  CHECK_THAT(refusal_of(folder / "loop"), Catch::Contains("cannot be read: "));
   CHECK_THAT(refusal_of("/dev/zero"), Catch::Contains("more than 16 MiB"));
-  REQUIRE(mkfifo((folder.path() / "pipe").c_str(), 0600) == 0);
-  CHECK_THAT(refusal_of(folder.path() / "pipe"), Catch::Contains("it is a pipe into which nobody writes"));
+  REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  CHECK_THAT(refusal_of(folder / "pipe"), Catch::Contains("it is a pipe into which nobody writes"));
   if (geteuid() != 0) {  // root can read every file
     const fs::path closed = folder.write("closed.json", "{}");
     fs::permissions(closed, fs::perms::none);

@@ -17,6 +17,7 @@
 #include "comm/connect/rendezvous.h"
 #include "tests/comm/collective_script.h"
 #include "tests/comm/rank_processes.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun {
 namespace {
@@ -223,15 +224,6 @@ std::string time_collectives(Communicator& comm) {
   return text;
 }
 
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return "none";
-}
-
 // Runs an all-gather on the GPU and waits for it as the engine does.
 void gather_and_await(Communicator& comm, const std::string& label, int64_t slice,
                       const std::string& reason) {
@@ -247,10 +239,12 @@ void gather_and_await(Communicator& comm, const std::string& label, int64_t slic
 // Runs `body` and returns its error. Also checks that later calls throw the same error, and that the GPU can
 // be used again.
 std::string broken_by(Communicator& comm, const std::function<void()>& body) {
-  const std::string error = error_of(body);
+  const std::string error = testing::error_of<CommError>(body);
   const auto options = at::TensorOptions().device(comm.device().location());
-  const std::string again = error_of([&] { (void)comm.all_reduce(at::ones({4}, options), "later"); });
-  const std::string on_cpu = error_of([&] { (void)comm.all_reduce(at::ones({4}), "later"); });
+  const std::string again =
+      testing::error_of<CommError>([&] { (void)comm.all_reduce(at::ones({4}, options), "later"); });
+  const std::string on_cpu =
+      testing::error_of<CommError>([&] { (void)comm.all_reduce(at::ones({4}), "later"); });
   if (again != error || on_cpu != error) return "then another error: " + again + ", " + on_cpu;
   const double sum = at::ones({1000}, options).sum().item<double>();
   return sum == 1000 ? error : "a GPU that cannot add";

@@ -14,6 +14,7 @@
 #include "cuda/stream_probe.h"
 #include "tests/cuda/fake_cuda.h"
 #include "tests/cuda/fake_nccl.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun {
 namespace {
@@ -87,15 +88,6 @@ struct Rank {
   NcclWatchdog watchdog;
 };
 
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return "none";
-}
-
 // Waits until the condition is true, at most a minute.
 void wait_until(const std::function<bool()>& condition) {
   const auto patience = std::chrono::steady_clock::now() + 60s;
@@ -167,12 +159,12 @@ TEST_CASE("nccl requests: sums of a dtype that NCCL does not have are refused be
 TEST_CASE("nccl requests: a failed request aborts both communicators, and later requests fail too") {
   Rank rank;
   fake_nccl().fail_requests(ncclUnhandledCudaError);
-  const std::string error = error_of([&] { rank.start(Collective::all_gather); });
+  const std::string error = testing::error_of<CommError>([&] { rank.start(Collective::all_gather); });
   CHECK_THAT(error,
              StartsWith("all_gather of bucket 3: NCCL failed: a failure") && Contains("NCCL_DEBUG=INFO"));
   CHECK(last_two(fake_nccl().done()) == std::set<std::string>{"abort 0", "abort 1"});
   fake_nccl().fail_requests(ncclSuccess);
-  CHECK(error_of([&] { rank.start(Collective::all_gather); }) == error);
+  CHECK(testing::error_of<CommError>([&] { rank.start(Collective::all_gather); }) == error);
   CHECK(last_two(fake_nccl().done()) == std::set<std::string>{"abort 0", "abort 1"});
   CHECK(fake_nccl().violations().empty());
 }
@@ -181,7 +173,7 @@ TEST_CASE("nccl requests: a request that NCCL never completes ends at the deadli
   Rank rank(kNonBlocking, 2, 100ms);
   fake_nccl().take(-1);
   const auto start = std::chrono::steady_clock::now();
-  CHECK_THAT(error_of([&] { rank.start(Collective::reduce_scatter); }),
+  CHECK_THAT(testing::error_of<CommError>([&] { rank.start(Collective::reduce_scatter); }),
              StartsWith("reduce_scatter of bucket 3 did not end within 0.1 s"));
   const auto elapsed = std::chrono::steady_clock::now() - start;
   CHECK(elapsed >= 100ms);
@@ -253,7 +245,7 @@ TEST_CASE("nccl requests: if a rank that hangs blocks the freeing of memory, the
   rank.comms->forget_memory(&memory);
   CHECK(std::chrono::steady_clock::now() - start >= kPatience.with_memory);
   CHECK(std::chrono::steady_clock::now() - start < 10s);
-  CHECK(error_of([&] { rank.start(Collective::all_gather); }) ==
+  CHECK(testing::error_of<CommError>([&] { rank.start(Collective::all_gather); }) ==
         "all_gather of bucket 3: NCCL could not release memory that other ranks use: one of them is stopped");
   wait_until([] { return times_done("deregister 0") == 1; });
   CHECK(all_after(4) == std::set<std::string>{"revoke 0", "revoke 1", "deregister 0", "abort 0", "abort 1"});
@@ -355,7 +347,7 @@ TEST_CASE("blocking nccl: a collective that hangs while it connects ranks ends a
   Rank rank(kBlocking, 2, 300ms);
   fake_nccl().hold("all_gather");
   const auto start = std::chrono::steady_clock::now();
-  CHECK_THAT(error_of([&] { rank.start(Collective::all_gather); }),
+  CHECK_THAT(testing::error_of<CommError>([&] { rank.start(Collective::all_gather); }),
              StartsWith("all_gather of bucket 3 did not end within 0.3 s"));
   CHECK(std::chrono::steady_clock::now() - start >= 300ms);
   CHECK(std::chrono::steady_clock::now() - start < 10s);
@@ -370,7 +362,7 @@ TEST_CASE("blocking nccl: a collective that hangs in the caller's thread, as on 
   rank.start(Collective::all_gather);
   fake_nccl().hold("all_gather");
   const auto start = std::chrono::steady_clock::now();
-  CHECK_THAT(error_of([&] { rank.start(Collective::all_gather); }),
+  CHECK_THAT(testing::error_of<CommError>([&] { rank.start(Collective::all_gather); }),
              StartsWith("all_gather of bucket 3 did not end within 0.3 s"));
   CHECK(std::chrono::steady_clock::now() - start < 10s);
   CHECK(fake_nccl().done_here(3));
@@ -392,9 +384,9 @@ TEST_CASE("blocking nccl: a failed request aborts both communicators, and later 
     Rank rank(kBlocking);
     if (!first) rank.start(Collective::all_gather);
     fake_nccl().fail_requests(ncclUnhandledCudaError);
-    const std::string error = error_of([&] { rank.start(Collective::all_gather); });
+    const std::string error = testing::error_of<CommError>([&] { rank.start(Collective::all_gather); });
     CHECK_THAT(error, StartsWith("all_gather of bucket 3: NCCL failed: a failure"));
-    CHECK(error_of([&] { rank.start(Collective::all_gather); }) == error);
+    CHECK(testing::error_of<CommError>([&] { rank.start(Collective::all_gather); }) == error);
     CHECK(last_two(fake_nccl().done()) == std::set<std::string>{"abort 0", "abort 1"});
     CHECK(fake_nccl().violations().empty());
   }

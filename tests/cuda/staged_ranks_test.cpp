@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "tests/support/settings.h"
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
@@ -17,24 +18,23 @@ void check_clean(const Outcome& outcome) {
 }  // namespace
 
 TEST_CASE("staged ranks: all stages and precisions have the bits of CPU ranks, and no use is out of order") {
-  const int ranks = GENERATE(2, 4);
-  const std::string precision = GENERATE("fp32", "bf16", "fp16");
-  std::vector<Run> runs;
-  for (const std::string accumulation : {"1", "3"}) {
-    for (Run& run : all_stages(accumulation + ", ", precision, std::stoi(accumulation))) {
-      run.infinite_steps = {2};
-      runs.push_back(run);
+  const std::string precisions[] = {"fp32", "bf16", "fp16"};
+  for (const auto& [four, type, accumulates] : settings(2, 3, 2)) {
+    const int ranks = four == 1 ? 4 : 2;
+    const std::string& precision = precisions[type];
+    const int accumulation = accumulates == 1 ? 3 : 1;
+    std::vector<Run> runs = all_stages("", precision, accumulation);
+    for (Run& run : runs) run.infinite_steps = {2};
+    const Outcomes staged = train_in_processes(Where::recorded, ranks, runs);
+    const Outcomes plain = train_in_processes(Where::cpu, ranks, runs);
+    for (const Run& run : runs) {
+      CAPTURE(ranks, precision, accumulation, run.name);
+      const Outcome& outcome = staged.at(run.name);
+      check_same_bits(outcome, plain.at(run.name));
+      check_same_bits(outcome, staged.at(run.same_as));
+      check_clean(outcome);
+      CHECK(outcome.skipped == 1);
     }
-  }
-  const Outcomes staged = train_in_processes(Where::recorded, ranks, runs);
-  const Outcomes plain = train_in_processes(Where::cpu, ranks, runs);
-  for (const Run& run : runs) {
-    CAPTURE(ranks, precision, run.name);
-    const Outcome& outcome = staged.at(run.name);
-    check_same_bits(outcome, plain.at(run.name));
-    check_same_bits(outcome, staged.at(run.same_as));
-    check_clean(outcome);
-    CHECK(outcome.skipped == 1);
   }
 }
 

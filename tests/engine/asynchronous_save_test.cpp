@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <future>
+#include <map>
 
 #include "base/error.h"
 #include "checkpoint/publication.h"
@@ -13,6 +14,7 @@
 #include "tests/engine/partition_support.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/recording_device.h"
+#include "tests/support/settings.h"
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
@@ -126,48 +128,55 @@ void check_loads(const Setting& setting, const std::filesystem::path& folder,
   check_same(expected.whole(), loaded.whole());
 }
 
-}  // namespace
-
-TEST_CASE("State that changes while a save is running is saved as it was at the call") {
+// CHECKs that a save during which `change` is made has the state at the call. Returns what save_and_change()
+// returns.
+bool check_change(const Setting& setting, const Change& change, int64_t call) {
+  CAPTURE(setting.stage, setting.precision, setting.shares_memory, setting.how.zero, change.name, call);
   const TemporaryFolder folder;
-  const int stage = GENERATE(0, 1, 2, 3);
-  const std::string precision = GENERATE("fp32", "bf16");
-  const bool shares_memory = GENERATE(false, true);
-  const Setting setting{stage, precision, shares_memory, all_state_cases().front()};
-  for (const Change& change : all_changes()) {
-    if (stage > change.last_stage) continue;
-    int came = 0;
-    for (const int64_t call : {0, 1, 3, 5, 8, 12}) {
-      CAPTURE(stage, precision, shares_memory, change.name, call);
-      CollectedState expected;
-      const auto at = folder / (change.name + std::to_string(call));
-      REQUIRE_NOTHROW(came += save_and_change(setting, change, call, at, expected));
-      check_loads(setting, at, expected);
-    }
-    CHECK(came >= 4);
+  CollectedState expected;
+  bool came = false;
+  REQUIRE_NOTHROW(came = save_and_change(setting, change, call, folder / "saves", expected));
+  check_loads(setting, folder / "saves", expected);
+  return came;
+}
+
+// CHECKs that each change was made during at least `least` saves.
+void check_came(const std::map<std::string, int>& came, int least) {
+  for (const auto& [change, count] : came) {
+    CAPTURE(change);
+    CHECK(count >= least);
   }
 }
 
-TEST_CASE("State that the host stores for a GPU is saved as it was at the call") {
-  const TemporaryFolder folder;
-  const int stage = GENERATE(1, 2, 3);
-  StateCase how = all_state_cases().front();
-  how.zero += R"(, "offload_optimizer": {"device": "cpu"})";
-  const bool has_slices = GENERATE(false, true);
-  if (has_slices) how.zero += R"(, "offload_param": {"device": "cpu"})";
-  const Setting setting{stage, "bf16", false, how, true};
-  for (const Change& change : all_changes()) {
-    if (stage > change.last_stage) continue;
-    int came = 0;
-    for (const int64_t call : {0, 3, 8}) {
-      CAPTURE(stage, has_slices, change.name, call);
-      CollectedState expected;
-      const auto at = folder / (change.name + std::to_string(call));
-      REQUIRE_NOTHROW(came += save_and_change(setting, change, call, at, expected));
-      check_loads(setting, at, expected);
-    }
-    CHECK(came >= 2);
+}  // namespace
+
+TEST_CASE("State that changes while a save is running is saved as it was at the call") {
+  const std::vector<Change> changes = all_changes();
+  const int64_t calls[] = {0, 1, 3, 5, 8, 12};
+  std::map<std::string, int> came;
+  for (const auto& [number, call, stage, narrow, shares] :
+       settings(changes.size(), std::size(calls), 4, 2, 2)) {
+    const Change& change = changes[number];
+    came[change.name] += check_change({std::min(stage, change.last_stage), narrow == 1 ? "bf16" : "fp32",
+                                       shares == 1, all_state_cases().front()},
+                                      change, calls[call]);
   }
+  check_came(came, 4);
+}
+
+TEST_CASE("State that the host stores for a GPU is saved as it was at the call") {
+  const std::vector<Change> changes = all_changes();
+  const int64_t calls[] = {0, 3, 8};
+  std::map<std::string, int> came;
+  for (const auto& [number, call, stage, has_slices] : settings(changes.size(), std::size(calls), 3, 2)) {
+    const Change& change = changes[number];
+    StateCase how = all_state_cases().front();
+    how.zero += R"(, "offload_optimizer": {"device": "cpu"})";
+    if (has_slices == 1) how.zero += R"(, "offload_param": {"device": "cpu"})";
+    came[change.name] +=
+        check_change({std::min(1 + stage, change.last_stage), "bf16", false, how, true}, change, calls[call]);
+  }
+  check_came(came, 2);
 }
 
 TEST_CASE("With every optimizer a running save has the state at the call") {

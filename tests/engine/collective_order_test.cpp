@@ -242,7 +242,6 @@ std::vector<std::vector<std::string>> train_on_ranks(const RandomTraining& train
   run_ranks(
       training.ranks,
       [&](const std::shared_ptr<Communicator>& communicator) {
-        at::set_num_threads(1);
         Weights model(training);
         InitializeOptions options;
         options.bucket_numel = training.bucket_numel;

@@ -42,7 +42,6 @@ void check_training(const Iteration& iteration, bool departs) {
   const int64_t prefetch = GENERATE(0, 100'000);
   CAPTURE(max_live, prefetch);
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     auto model = Layers::make(), plain = Layers::make();
     Engine engine = make_engine(*model, Partition{.max_live = max_live, .prefetch = prefetch}, communicator);
     for (int i = 0; i < 6; ++i) {
@@ -83,7 +82,6 @@ TEST_CASE("Evaluation between forward and backward, between steps, and after tra
   const int64_t max_live = GENERATE(0, 64, 100'000);
   CAPTURE(max_live);
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     auto model = Layers::make(), plain = Layers::make();
     Engine engine = make_engine(*model, Partition{.max_live = max_live, .prefetch = 64}, communicator);
     auto evaluate = [&](int i) {
@@ -113,7 +111,6 @@ TEST_CASE("An operator that throws leaves no parameter gathered") {
   const int world = GENERATE(1, 2);
   CAPTURE(world);
   CHECK_NOTHROW(run_ranks(world, [](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     auto model = Layers::make(), plain = Layers::make();
     Engine engine = make_engine(*model, Partition(), communicator);
     for (int i = 0; i < 4; ++i) {
@@ -136,7 +133,6 @@ TEST_CASE("An operator that throws leaves no parameter gathered") {
 
 TEST_CASE("Accumulation over micro-steps with different inputs") {
   CHECK_NOTHROW(run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     auto model = Layers::make(), plain = Layers::make();
     Engine engine = make_engine(*model, Partition{.prefetch = 64, .accumulation = 2}, communicator);
     for (int i = 0; i < 8; ++i) {
@@ -157,14 +153,12 @@ TEST_CASE("Two threads at the same time run branches of one forward and compute 
   CAPTURE(max_live);
   auto model = Layers::make(), plain = Layers::make();
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     Engine engine = make_engine(*model, Partition{.max_live = max_live}, communicator);
     for (int i = 0; i < 30; ++i) {
       at::Tensor outputs[2];
       std::exception_ptr failures[2];
       auto branch = [&](int which) {
         try {
-          at::set_num_threads(1);
           const std::vector<int> order = which == 0 ? std::vector{0, 1, 2, 0} : std::vector{3, 1, 2, 1};
           outputs[which] = Layers::apply(*model, order, input(i));
           torch::autograd::grad({outputs[which].sum()}, {model->parameters()[2]}, {}, /*retain_graph=*/true);

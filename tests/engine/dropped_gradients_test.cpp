@@ -56,7 +56,6 @@ TEST_CASE("Ranks that drop gradients equally often, but at other micro-steps, ge
   const int stage = GENERATE(0, 1, 2, 3);
   const TemporaryFolder folder;
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     Net model;
     Engine engine = make_engine(*model, sgd_config(stage, 3), communicator, marked());
     const int rank = communicator->rank();
@@ -85,7 +84,6 @@ TEST_CASE(
   const int stage = GENERATE(0, 1, 2, 3);
   const bool same_micro_step = GENERATE(false, true);
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     Net model;
     Engine engine = make_engine(*model, sgd_config(stage, 3), communicator);
     const int rank = communicator->rank();
@@ -121,7 +119,6 @@ TEST_CASE(
 TEST_CASE("Ranks with other numbers of backwards may drop gradients at the same micro-step") {
   const int stage = GENERATE(0, 1);
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     Net model;
     Engine engine = make_engine(*model, sgd_config(stage, 2), communicator);
     const int rank = communicator->rank();
@@ -192,7 +189,6 @@ TEST_CASE("Gradients dropped by marks leave the order of gathers and reductions 
   CHECK_NOTHROW(run_ranks(
       2,
       [&](std::shared_ptr<Communicator> communicator) {
-        at::set_num_threads(1);
         Alternating model;
         std::string config = sgd_config(3);
         config.insert(config.find("\"stage\""), R"("stage3_param_persistence_threshold": 10, )");

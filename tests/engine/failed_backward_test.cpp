@@ -47,7 +47,6 @@ struct Training {
       : is_plain(is_plain), engine(make(stage, accumulation, has_marks, std::move(communicator))) {}
 
   Engine make(int stage, int accumulation, bool has_marks, std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     InitializeOptions options;
     options.marks_gradients = has_marks;
     options.bucket_numel = 48;  // a bucket for each layer
@@ -75,21 +74,17 @@ struct Training {
       engine.step();
     }
   }
-  std::vector<at::Tensor> result() {
-    std::vector<at::Tensor> copies;
-    for (const at::Tensor& parameter : model->parameters()) copies.push_back(parameter.detach().clone());
-    return copies;
-  }
+  std::vector<at::Tensor> result() { return copies_of(*model); }
 
   Chain model;
   bool is_plain;
   Engine engine;
 };
 
-void expect_equal(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected) {
-  expect(found.size() == expected.size(), "as many parameters");
-  for (size_t index = 0; index < found.size(); ++index)
-    expect_same(found[index], expected[index], "parameter " + std::to_string(index));
+// Trains six micro-steps that nothing disturbs.
+std::vector<at::Tensor> undisturbed(Training training) {
+  training.train(0, 6);
+  return training.result();
 }
 
 // Runs `body` on 2 ranks, for every stage and both ways to start a backward, with and without marks.
@@ -117,12 +112,7 @@ void check_every_way(
 TEST_CASE("A backward that throws, without gradients of earlier ones, is as if it had not begun") {
   check_every_way([](const auto& make, int) {
     for (const Fails fails : {Fails::early, Fails::late}) {
-      std::vector<at::Tensor> expected;
-      {
-        Training training = make(2);
-        training.train(0, 6);
-        expected = training.result();
-      }
+      const std::vector<at::Tensor> expected = undisturbed(make(2));
       Training training = make(2);
       training.train(0, 2);
       training.fail(70, fails);
@@ -131,19 +121,14 @@ TEST_CASE("A backward that throws, without gradients of earlier ones, is as if i
       expect_throws([&] { training.engine.step(); }, "step() without an earlier backward", "step()");
       training.train(4, 6);
       expect(training.engine.global_steps() == 3, "no step more");
-      expect_equal(training.result(), expected);
+      expect_same(training.result(), expected, "the parameters");
     }
   });
 }
 
 TEST_CASE("A backward that throws before its first gradient leaves those of earlier ones as they are") {
   check_every_way([](const auto& make, int) {
-    std::vector<at::Tensor> expected;
-    {
-      Training training = make(3);
-      training.train(0, 6);
-      expected = training.result();
-    }
+    const std::vector<at::Tensor> expected = undisturbed(make(3));
     Training training = make(3);
     training.train(0, 1);
     training.fail(70, Fails::early);  // at stages 2 and 3 the other ranks may wait for its reductions
@@ -152,7 +137,7 @@ TEST_CASE("A backward that throws before its first gradient leaves those of earl
     expect(training.engine.is_gradient_accumulation_boundary(), "the count of micro-steps");
     training.engine.step();
     training.train(3, 6);
-    expect_equal(training.result(), expected);
+    expect_same(training.result(), expected, "the parameters");
   });
 }
 
@@ -188,7 +173,7 @@ TEST_CASE("A backward that throws among gradients of earlier ones is an error un
       expect(!has_marks, "no mark before the first backward");
       training.train(2, 8);
       expect(training.engine.global_steps() == 2, "steps where they would be");
-      expect_equal(training.result(), expected);
+      expect_same(training.result(), expected, "the parameters");
     }
   });
 }
@@ -203,7 +188,7 @@ TEST_CASE("A backward that throws before its first gradient leaves the bits of t
         training.train(10 * rank + micro, 10 * rank + micro + 1);
       }
       if (!fails) expected = training.result();
-      if (fails) expect_equal(training.result(), expected);
+      if (fails) expect_same(training.result(), expected, "the parameters");
     }
   });
 }
@@ -237,7 +222,7 @@ TEST_CASE("If a backward throws on one rank only and all ranks drop, training go
                     training.train(4 + held, 12);
                     expect(training.engine.global_steps() == 3, "steps where they would be");
                     if (!has_thrown) expected = training.result();
-                    if (has_thrown) expect_equal(training.result(), expected);
+                    if (has_thrown) expect_same(training.result(), expected, "the parameters");
                   }
                 },
                 std::chrono::seconds(20), shares_memory));
@@ -251,12 +236,7 @@ TEST_CASE("If a backward throws on one rank only and all ranks drop, training go
 TEST_CASE("After a backward that threw and left nothing, saves, loads and parameter states work") {
   const TemporaryFolder folder;
   check_every_way([&](const auto& make, int) {
-    std::vector<at::Tensor> expected;
-    {
-      Training training = make(2);
-      training.train(0, 6);
-      expected = training.result();
-    }
+    const std::vector<at::Tensor> expected = undisturbed(make(2));
     Training training = make(2);
     training.train(0, 4);
     ParameterStates states(training.engine);
@@ -280,7 +260,7 @@ TEST_CASE("After a backward that threw and left nothing, saves, loads and parame
       }
     }
     training.train(4, 6);
-    expect_equal(training.result(), expected);
+    expect_same(training.result(), expected, "the parameters");
   });
 }
 
@@ -299,7 +279,7 @@ TEST_CASE("A backward that throws early among gradients of earlier ones can be f
     Training training = make(3);
     training.engine.load_checkpoint(folder / "checkpoints", "a");
     training.train(2, 6);
-    expect_equal(training.result(), expected);
+    expect_same(training.result(), expected, "the parameters");
   });
 }
 
@@ -307,7 +287,6 @@ TEST_CASE("If a backward throws on one rank only, no rank waits for ever, and no
   for (const int stage : {0, 1, 2, 3}) {
     for (const bool drops : {false, true}) {
       INFO("stage " << stage << (drops ? ", dropped" : ", not dropped"));
-      const auto begin = std::chrono::steady_clock::now();
       std::array<std::string, 2> errors;
       std::array<int64_t, 2> steps = {};
       const auto body = [&](std::shared_ptr<Communicator> communicator) {
@@ -326,13 +305,12 @@ TEST_CASE("If a backward throws on one rank only, no rank waits for ever, and no
           throw;
         }
       };
-      CHECK_THROWS(run_ranks(2, body, std::chrono::seconds(5)));
+      CHECK_THROWS(run_ranks(2, body, std::chrono::seconds(2)));
       CAPTURE(errors[0], errors[1]);
       CHECK(!errors[0].empty());
       CHECK(!errors[1].empty());
       CHECK(steps == std::array<int64_t, 2>{});
       if (!drops) CHECK_THAT(errors[1], Catch::Matchers::Contains("drop them all with engine.zero_grad()"));
-      CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));
     }
   }
 }

@@ -5,81 +5,93 @@
 
 #include "tests/engine/streams_support.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/settings.h"
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
 namespace {
 
-// The values of Setting::offload to test. Slices of parameters can be offloaded only at stage 3.
-std::vector<std::string> offloads(int stage, const TemporaryFolder& folder) {
-  if (stage < 3) return {kHostUpdate};
-  return {kHostUpdate, kHostSlices, in_files_of(folder / "")};
+struct Home {
+  int stage;
+  std::string offload;  // slices of parameters can be offloaded only at stage 3
+};
+
+std::vector<Home> homes(const TemporaryFolder& folder) {
+  return {
+      {1, kHostUpdate}, {2, kHostUpdate}, {3, kHostUpdate}, {3, kHostSlices}, {3, in_files_of(folder / "")}};
 }
 
 }  // namespace
 
 TEST_CASE("host update: the bits are those of a device without streams, and all uses of memory are ordered") {
-  const int stage = GENERATE(1, 2, 3);
-  const int ranks = GENERATE(1, 2, 3);
-  const std::string precision = GENERATE(kFp32, kBf16, kFp16);
-  const int accumulation = GENERATE(1, 3);
-  const bool overlap = GENERATE(false, true);
   const TemporaryFolder folder;
-  for (const std::string& offload : offloads(stage, folder)) {
-    CAPTURE(stage, ranks, precision, accumulation, overlap, offload);
+  const std::vector<Home> table = homes(folder);
+  for (const auto& [home, ranks, type, accumulates, overlap, side] : settings(table.size(), 3, 3, 2, 2, 2)) {
+    const auto& [stage, offload] = table[home];
     const Setting setting{.stage = stage,
-                          .ranks = ranks,
-                          .precision = precision,
-                          .accumulation = accumulation,
-                          .overlap = overlap,
+                          .ranks = 1 + ranks,
+                          .precision = kPrecisions[type],
+                          .accumulation = accumulates == 1 ? 3 : 1,
+                          .overlap = overlap == 1,
                           .offload = offload};
-    check_beside_plain(setting, {});
-    check_beside_plain(setting, {.side_streams = true, .evaluates = true});
+    CAPTURE(stage, setting.ranks, setting.precision, setting.accumulation, overlap, offload, side);
+    check_beside_plain(setting, {.side_streams = side == 1, .evaluates = side == 1});
   }
 }
 
 TEST_CASE("host update: writes of the program, late and written gradients, checkpoints and skipped steps") {
   const TemporaryFolder folder;
-  const int stage = GENERATE(1, 2, 3);
-  const int ranks = GENERATE(1, 2);
-  const std::string precision = GENERATE(kFp32, kBf16, kFp16);
-  for (const std::string& offload : offloads(stage, folder)) {
-    CAPTURE(stage, ranks, precision, offload);
-    const Setting setting{.stage = stage, .ranks = ranks, .precision = precision, .offload = offload};
-    check_beside_plain(setting, {.side_streams = true, .writes = true});
-    check_beside_plain(setting, {.two_backwards = true});
-    if (ranks == 1 && stage < 3) check_beside_plain(setting, {.reads_raw = true});
-    check_beside_plain(setting, {.halves_gradients = true});
-    check_beside_plain(setting, {.writes = true, .saves_to = folder / "saves"});
-    Program reloads;
-    reloads.after_step = [&](int, Engine& engine) {
-      engine.save_checkpoint(folder / "reloads");
-      engine.load_checkpoint(folder / "reloads");
-    };
-    check_beside_plain(setting, reloads);
-    if (ranks == 2) {
-      for (const int infinite_step : {1, 5}) check_beside_plain(setting, {.infinite_step = infinite_step});
-    }
+  const std::vector<Home> table = homes(folder);
+  Program reloads;
+  reloads.after_step = [&](int, Engine& engine) {
+    engine.save_checkpoint(folder / "reloads");
+    engine.load_checkpoint(folder / "reloads");
+  };
+  const Program programs[] = {{.side_streams = true, .writes = true},
+                              {.two_backwards = true},
+                              {.halves_gradients = true},
+                              {.writes = true, .saves_to = folder / "saves"},
+                              reloads};
+  for (const auto& [home, ranks, type, what] : settings(table.size(), 2, 3, std::size(programs))) {
+    const auto& [stage, offload] = table[home];
+    CAPTURE(stage, ranks, type, what, offload);
+    check_beside_plain(
+        {.stage = stage, .ranks = 1 + ranks, .precision = kPrecisions[type], .offload = offload},
+        programs[what]);
+  }
+  for (const auto& [home, type, last] : settings(table.size(), 3, 2)) {
+    const auto& [stage, offload] = table[home];
+    CAPTURE(stage, type, last, offload);
+    check_beside_plain({.stage = stage, .precision = kPrecisions[type], .offload = offload},
+                       {.infinite_step = last == 1 ? 5 : 1});
+  }
+  for (const auto& [stage, type] : settings(2, 3)) {
+    CAPTURE(stage, type);
+    check_beside_plain(
+        {.stage = 1 + stage, .ranks = 1, .precision = kPrecisions[type], .offload = kHostUpdate},
+        {.reads_raw = true});
   }
 }
 
 TEST_CASE("host update: every optimizer of the config, and states in files") {
   const TemporaryFolder folder;
-  const int stage = GENERATE(1, 3);
-  const std::string precision = GENERATE(kFp32, kBf16);
-  for (const char* offload : {kHostUpdate, kHostSlices})
-    check_beside_plain({.stage = stage, .precision = precision, .client = true, .offload = offload}, {});
-  for (const std::string& offload : {std::string(kHostSlices), in_files_of(folder / "")}) {
-    for (const char* type : {"Adam", "SGD", "Adagrad", "Lion", "Lamb", "Muon"}) {
-      CAPTURE(stage, precision, type, offload);
-      const Setting setting{
-          .stage = stage,
-          .ranks = 2,
-          .precision = precision,
-          .optimizer = R"({"type": ")" + std::string(type) + R"(", "params": {"lr": 0.01}})",
-          .offload = offload};
-      check_beside_plain(setting, {.side_streams = true});
-    }
+  const std::string offloads[] = {kHostSlices, in_files_of(folder / ""), kHostUpdate};
+  const std::string types[] = {"Adam", "SGD", "Adagrad", "Lion", "Lamb", "Muon"};
+  for (const auto& [stage, precision, type, in_files] : settings(2, 2, std::size(types), 2)) {
+    CAPTURE(stage, precision, types[type], in_files);
+    check_beside_plain({.stage = 1 + 2 * stage,
+                        .precision = kPrecisions[precision],
+                        .optimizer = R"({"type": ")" + types[type] + R"(", "params": {"lr": 0.01}})",
+                        .offload = offloads[in_files]},
+                       {.side_streams = true});
+  }
+  for (const auto& [stage, precision, update] : settings(2, 2, 2)) {
+    CAPTURE(stage, precision, update);
+    check_beside_plain({.stage = 1 + 2 * stage,
+                        .precision = kPrecisions[precision],
+                        .client = true,
+                        .offload = offloads[2 * update]},
+                       {});
   }
 }
 
@@ -108,7 +120,8 @@ TEST_CASE("host update: every wait of the host is necessary") {
     size_t violations = 0;
     int64_t dropped = 0;
     std::string first;
-    for (const int stage : {1, 2, 3}) {
+    for (const int stage : {3, 2, 1}) {
+      if (violations > 0) break;
       std::vector<Recording> recordings(2);
       for (Recording& recording : recordings) recording.dropped_on_host = what;
       run_recorded({.stage = stage, .ranks = 2, .precision = kBf16, .offload = offload},

@@ -142,7 +142,6 @@ TEST_CASE("Parameters keep dense strides of any kind") {
     };
   };
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     auto model = build(how), plain = build(how);
     Engine engine = make_engine(*model, Partition(), communicator);
     for (int i = 0; i < 3; ++i) {

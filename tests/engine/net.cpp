@@ -35,6 +35,12 @@ void fill(torch::nn::Module& model, uint64_t seed) {
   for (at::Tensor& parameter : model.parameters()) parameter.copy_(values(parameter.sizes(), seed++) * 0.3);
 }
 
+std::vector<at::Tensor> copies_of(const torch::nn::Module& model) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& parameter : model.parameters()) copies.push_back(parameter.detach().clone());
+  return copies;
+}
+
 NetImpl::NetImpl() {
   first = register_module("first", Linear(5, 7));
   branch = register_module("branch", Linear(7, 7));
@@ -65,9 +71,7 @@ std::vector<at::Tensor> plain_sgd(int world, int accumulation, int steps, const 
     }
     optimizer.step();
   }
-  std::vector<at::Tensor> result;
-  for (const at::Tensor& parameter : model->parameters()) result.push_back(parameter.detach().clone());
-  return result;
+  return copies_of(*model);
 }
 
 void check_close(const torch::nn::Module& model, const std::vector<at::Tensor>& expected) {

@@ -25,6 +25,12 @@ at::Tensor values(at::IntArrayRef sizes, uint64_t seed);
 /// Fills every parameter with small random values.
 void fill(torch::nn::Module& model, uint64_t seed);
 
+/// Copies of a model's parameters.
+std::vector<at::Tensor> copies_of(const torch::nn::Module& model);
+inline std::vector<at::Tensor> copies_of(const torch::nn::Sequential& model) {
+  return copies_of(*model);
+}
+
 /// Two layers, a third layer that is used only in forwards with a branch, and a frozen scale.
 struct NetImpl : torch::nn::Module {
   NetImpl();

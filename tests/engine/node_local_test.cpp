@@ -104,15 +104,6 @@ void on_hosts(Hosts& hosts, int stage, const std::string& more, const Body& body
       timeout);
 }
 
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 }  // namespace
 
 TEST_CASE(
@@ -155,7 +146,7 @@ TEST_CASE(
       merged.add(training);
     });
   };
-  CHECK_THAT(error_of(load_on_first),
+  CHECK_THAT(user_error(load_on_first),
              Contains("rank-00002.safetensors: missing") &&
                  Contains("copy the checkpoint's files of all hosts into one folder"));
   fs::copy(hosts.second.real(kDirectory), hosts.first.real(kDirectory),
@@ -201,7 +192,7 @@ TEST_CASE("A reserved folder is tried and locked on every host before the first 
 
   fs::remove_all(hosts.second.real("/runs"));
   std::ofstream(hosts.second.real("/runs")) << "a file";
-  CHECK_THAT(error_of([&] { count_locked(true); }), Contains("rank 2: /runs/1 cannot be made"));
+  CHECK_THAT(user_error([&] { count_locked(true); }), Contains("rank 2: /runs/1 cannot be made"));
 }
 
 TEST_CASE("If hosts have a common folder, only rank 0 locks it, also with use_node_local_storage") {
@@ -259,7 +250,7 @@ TEST_CASE("With a common folder, use_node_local_storage changes nothing") {
 TEST_CASE("Without use_node_local_storage, a host that does not see rank 0's folder is an error") {
   const TemporaryFolder folder;
   Hosts hosts(folder);
-  const std::string error = error_of([&] {
+  const std::string error = user_error([&] {
     on_hosts(
         hosts, 2, "",
         [&](StateTraining& training, FileSystem& files) {
@@ -283,7 +274,7 @@ TEST_CASE("If one host cannot save its part, the save fails on all hosts, soon a
     training.step(0);
     training.state->checkpoints.write_to(files);
     const std::string error =
-        error_of([&] { save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false}); });
+        user_error([&] { save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false}); });
     if (!error.empty() && error.find("Input/output error") != std::string::npos) ++failures;
   });
   CHECK(failures == (hosts.second.calls() > call ? 4 : 0));
@@ -307,7 +298,7 @@ TEST_CASE("Hosts that see different checkpoints under one name get an error") {
   });
   fs::remove_all(hosts.second.real(kDirectory / "other"));
   fs::rename(hosts.second.real(kDirectory / "one"), hosts.second.real(kDirectory / "other"));
-  const std::string error = error_of([&] {
+  const std::string error = user_error([&] {
     on_hosts(hosts, 2, kNodeLocal, [&](StateTraining& training, FileSystem& files) {
       load_checkpoint(*training.state, kDirectory, "", {}, files);
     });

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "tests/engine/net.h"
+#include "tests/support/expectations.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/stderr_capture.h"
 
@@ -41,23 +42,6 @@ at::Tensor bad_loss(Net& model, int step, int rank) {
   return loss_with(model, step, rank, kInfinity);
 }
 
-std::vector<at::Tensor> parameters_of(const torch::nn::Module& model) {
-  std::vector<at::Tensor> result;
-  for (const at::Tensor& parameter : model.parameters()) result.push_back(parameter.detach().clone());
-  return result;
-}
-
-void expect(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
-
-void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,
-                 const std::string& when) {
-  for (size_t i = 0; i < a.size(); ++i) {
-    expect(torch::equal(a[i], b[i]), "parameter " + std::to_string(i) + ", " + when);
-  }
-}
-
 constexpr const char* kFp32 = "";
 constexpr const char* kBf16 = R"("bf16": {"enabled": true}, )";
 constexpr const char* kFp16 = R"("fp16": {"enabled": true, "loss_scale": 64}, )";
@@ -79,7 +63,7 @@ TEST_CASE(
     Engine reference = make_engine(*untouched, config_of(stage, precision), communicator);
     for (int step = 0; step < 4; ++step) {
       if (step == 2) {
-        const auto before = parameters_of(*model);
+        const auto before = copies_of(*model);
         const std::vector<double> lr = engine.get_lr();
         engine.backward(rank == 1 ? bad_loss(model, step, rank) : good_loss(model, step, rank));
         engine.step();
@@ -87,7 +71,7 @@ TEST_CASE(
                "the step counts as skipped");
         expect(engine.get_global_grad_norm() == kInfinity, "the norm");
         expect(engine.get_lr() == lr, "the schedule");
-        expect_same(parameters_of(*model), before, "behind the skipped step");
+        expect_same(copies_of(*model), before, "behind the skipped step");
       }
       engine.backward(good_loss(model, step, rank));
       engine.step();
@@ -95,7 +79,7 @@ TEST_CASE(
       reference.backward(good_loss(untouched, step, rank));
       reference.step();
     }
-    expect_same(parameters_of(*model), parameters_of(*untouched), "in the end");
+    expect_same(copies_of(*model), copies_of(*untouched), "in the end");
   }));
   const std::string log = capture.text();
   CHECK_THAT(log, Contains("step 3 skipped: the gradient of parameter branch.bias on rank 1 is not finite"));
@@ -130,7 +114,7 @@ TEST_CASE(
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
     Engine engine = make_engine(*model, config_of(stage, kDynamic), communicator);
-    const auto before = parameters_of(*model);
+    const auto before = copies_of(*model);
     auto step = [&] {
       engine.backward(bad_loss(model, 0, communicator->rank()));
       engine.step();
@@ -148,7 +132,7 @@ TEST_CASE(
     for (const char* part : {"step 7", "branch.bias on rank 0", "fp16.min_loss_scale 1"}) {
       expect(message.find(part) != std::string::npos, message);
     }
-    expect_same(parameters_of(*model), before, "in the end");
+    expect_same(copies_of(*model), before, "in the end");
   }));
   CHECK_THAT(capture.text(), Contains("the loss scale goes from 64 to 32"));
 }

@@ -20,63 +20,18 @@
 #include "tests/engine/partition_support.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/temporary_folder.h"
-#include "tests/support/tiny_gpt2.h"
 
 namespace zerorun::testing {
 
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 
-TEST_CASE("The tiny GPT-2 trains to the same bits with slices of parameters in files") {
-  const TemporaryFolder folder;
-  const std::string precision = GENERATE(
-      "", R"("bf16": {"enabled": true},)",
-      R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},)");
-  const auto [accumulation, clipping] = GENERATE(std::pair(1, 0.0), std::pair(4, 1.0));
-  const int ranks = GENERATE(1, 2, 3);
-  auto run = [&](bool shares_memory, const std::string& more) {
-    return train_tiny_gpt2(tiny_config(precision, accumulation, clipping, 3, more),
-                           {.world_size = ranks,
-                            .steps = 5,
-                            .bucket_numel = {},
-                            .group_weight_decay = {},
-                            .inject_inf_steps = {3},
-                            .shares_memory = shares_memory});
-  };
-  const std::string in_files = offload_in("offload_param", folder / "");
-  const std::string all_in_files = in_files + offload_in("offload_optimizer", folder / "");
-  // Small limits: few buckets are gathered at a time, and a few are prefetched.
-  const std::string tight = R"(, "stage3_max_live_parameters": 20000, "stage3_prefetch_bucket_size": 10000)";
-  const RunResult in_memory = run(false, "");
-  CHECK(in_memory.bytes.in_files == 0);
-  for (const bool shares_memory : {false, true}) {
-    for (const std::string& more : {in_files, all_in_files, all_in_files + tight}) {
-      CAPTURE(precision, accumulation, clipping, ranks, shares_memory, more);
-      const RunResult result = run(shares_memory, more);
-      check_same_bits(result, in_memory);
-      CHECK(result.skipped == std::vector<int64_t>{0, 0, 0, 1, 1});
-      CHECK(result.bytes.parameters < in_memory.bytes.parameters / 5);
-      CHECK(result.bytes.in_files > in_memory.bytes.parameters);
-    }
-  }
-}
-
 TEST_CASE("Every built-in optimizer updates values in files") {
-  const TemporaryFolder folder;
-  const std::string precision = GENERATE("fp32", "bf16");
-  for (const StateCase& how : all_state_cases()) {
-    if (how.client) continue;
-    for (const auto& [ranks, shares_memory, with_states] :
-         {std::tuple(1, false, true), {2, true, false}, {3, false, true}}) {
-      CAPTURE(how.name, how.optimizer, precision, ranks);
-      StateCase filed = with_values_in_files(wide(how), folder / "");
-      if (with_states) filed = in_files(filed, folder / "");
-      Trained in_memory, from_files;
-      train(wide(how), ranks, 3, precision, in_memory, shares_memory);
-      train(filed, ranks, 3, precision, from_files, shares_memory);
-      check_same_training(from_files, in_memory);
-    }
-  }
+  check_files_of_every_optimizer({{1, 3, false}, {2, 3, true}, {3, 3, false}},
+                                 [](const StateCase& how, int ranks, const fs::path& folder) {
+                                   const StateCase filed = with_values_in_files(how, folder);
+                                   return ranks == 2 ? filed : in_files(filed, folder);
+                                 });
 }
 
 TEST_CASE("Writes of the program reach values in files, also of frozen parameters") {
@@ -364,7 +319,7 @@ TEST_CASE("A bit that flips in a file of values ends training with an error that
 TEST_CASE("An optimizer object of the program cannot update values in files") {
   const TemporaryFolder folder;
   auto error_of = [&](int stage) -> std::string {
-    try {
+    return user_error([&] {
       run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
         StateNet model;
         torch::optim::Adam adam({model->first, model->last, model->bias});
@@ -375,10 +330,7 @@ TEST_CASE("An optimizer object of the program cannot update values in files") {
                                  std::to_string(stage) + offload_in("offload_param", folder / "") + "}}";
         initialize(*model, parse_config(text, "refusals", 1), std::move(options));
       });
-    } catch (const UserError& error) {
-      return error.what();
-    }
-    return "no error";
+    });
   };
   CHECK_THAT(error_of(3), Contains("offload_param.device is \"nvme\"") && Contains("the program's own"));
   CHECK(error_of(2) == "no error");

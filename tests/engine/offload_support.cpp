@@ -4,6 +4,8 @@
 #include <fstream>
 
 #include "tests/support/rank_threads.h"
+#include "tests/support/settings.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
 
@@ -48,6 +50,24 @@ void train(const StateCase& how, int ranks, int stage, const std::string& precis
 void check_same_training(const Trained& a, const Trained& b) {
   CHECK(a.losses == b.losses);
   check_same(a.state.whole(), b.state.whole());
+}
+
+void check_files_of_every_optimizer(
+    const std::vector<Sharing>& sharings,
+    const std::function<StateCase(const StateCase& how, int ranks, const fs::path& folder)>& filed) {
+  const TemporaryFolder folder;
+  std::vector<StateCase> cases = all_state_cases();
+  std::erase_if(cases, [](const StateCase& how) { return how.client != nullptr; });
+  for (const auto& [optimizer, narrow, sharing] : settings(cases.size(), 2, sharings.size())) {
+    const StateCase how = wide(cases[optimizer]);
+    const auto& [ranks, stage, shares_memory] = sharings[sharing];
+    const std::string precision = narrow == 1 ? "bf16" : "fp32";
+    CAPTURE(how.optimizer, precision, ranks, stage, shares_memory);
+    Trained in_memory, in_files;
+    train(how, ranks, stage, precision, in_memory, shares_memory);
+    train(filed(how, ranks, folder / ""), ranks, stage, precision, in_files, shares_memory);
+    check_same_training(in_files, in_memory);
+  }
 }
 
 void flip_bits_in_files_of(const fs::path& folder) {

@@ -34,6 +34,18 @@ void train(const StateCase& how, int ranks, int stage, const std::string& precis
 
 void check_same_training(const Trained& a, const Trained& b);
 
+struct Sharing {
+  int ranks, stage;
+  bool shares_memory;
+};
+
+/// CHECKs that the config's optimizers train to the same bits in memory and as `filed` says, with slices of
+/// several chunks.
+void check_files_of_every_optimizer(
+    const std::vector<Sharing>& sharings,
+    const std::function<StateCase(const StateCase& how, int ranks, const std::filesystem::path& folder)>&
+        filed);
+
 /// Flips one bit in the middle of every MiB of the unnamed files in `folder` that this process has open.
 void flip_bits_in_files_of(const std::filesystem::path& folder);
 

@@ -16,51 +16,10 @@ namespace zerorun::testing {
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 
-TEST_CASE("The tiny GPT-2 trains to the same bits with optimizer states in files") {
-  const TemporaryFolder folder;
-  const std::string precision = GENERATE(
-      "", R"("bf16": {"enabled": true},)",
-      R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},)");
-  const auto [accumulation, clipping] = GENERATE(std::pair(1, 0.0), std::pair(4, 1.0));
-  const int ranks = GENERATE(1, 2, 3);
-  auto run = [&](int stage, bool shares_memory, const std::string& offload) {
-    return train_tiny_gpt2(tiny_config(precision, accumulation, clipping, stage, offload),
-                           {.world_size = ranks,
-                            .steps = 5,
-                            .bucket_numel = {},
-                            .group_weight_decay = {},
-                            .inject_inf_steps = {3},
-                            .shares_memory = shares_memory});
-  };
-  const RunResult at_stage_1 = run(1, false, "");
-  const RunResult at_stage_2 = run(2, false, "");
-  CHECK(at_stage_1.bytes.in_files == 0);
-  for (const bool shares_memory : {false, true}) {
-    for (const int stage : {1, 2, 3}) {
-      CAPTURE(precision, accumulation, clipping, ranks, shares_memory, stage);
-      const RunResult in_files = run(stage, shares_memory, offload_in("offload_optimizer", folder / ""));
-      check_same_bits(in_files, stage == 1 ? at_stage_1 : at_stage_2);
-      CHECK(in_files.skipped == std::vector<int64_t>{0, 0, 0, 1, 1});
-      CHECK(in_files.bytes.moments == 0);
-      CHECK(in_files.bytes.master == 0);
-      CHECK(in_files.bytes.in_files > 2 * (at_stage_1.bytes.moments + at_stage_1.bytes.master));
-    }
-  }
-}
-
 TEST_CASE("Every built-in optimizer stores its state in files, in slices of several chunks") {
-  const TemporaryFolder folder;
-  const std::string precision = GENERATE("fp32", "bf16");
-  for (const StateCase& how : all_state_cases()) {
-    if (how.client) continue;
-    for (const auto& [ranks, stage, shares_memory] : {std::tuple(2, 1, true), {1, 2, false}, {3, 3, false}}) {
-      CAPTURE(how.name, how.optimizer, precision, ranks, stage);
-      Trained in_memory, in_files;
-      train(wide(how), ranks, stage, precision, in_memory, shares_memory);
-      train(testing::in_files(wide(how), folder / ""), ranks, stage, precision, in_files, shares_memory);
-      check_same_training(in_files, in_memory);
-    }
-  }
+  check_files_of_every_optimizer(
+      {{2, 1, true}, {1, 2, false}, {3, 3, false}},
+      [](const StateCase& how, int, const fs::path& folder) { return testing::in_files(how, folder); });
 }
 
 TEST_CASE("A share of the optimizer states in files, and the rest in memory") {
@@ -226,7 +185,7 @@ TEST_CASE("State that cannot be in files is refused by name") {
   const TemporaryFolder folder;
   const std::vector<StateCase> cases = all_state_cases();
   auto error_of = [&](const StateCase& how, int stage) -> std::string {
-    try {
+    return user_error([&] {
       run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
         StateNet model(0, how.width);
         const auto client = how.client ? how.client({model->first, model->last, model->bias}) : nullptr;
@@ -238,10 +197,7 @@ TEST_CASE("State that cannot be in files is refused by name") {
                                  (how.client ? "" : R"(, "optimizer": )" + how.optimizer) + "}";
         initialize(*model, parse_config(text, "refusals", 1), std::move(options));
       });
-    } catch (const UserError& error) {
-      return error.what();
-    }
-    return "no error";
+    });
   };
   CHECK_THAT(error_of(in_files(cases.back(), folder / ""), 2),
              Contains("offload_optimizer.device is \"nvme\"") && Contains("the program's own"));

@@ -1,5 +1,5 @@
-// Shared by the tests of partitioned parameters: configs, modules whose forward is a function, plain modules
-// to compare with, and checks that throw, since rank-threads may not use CHECK.
+// Shared by the tests of partitioned parameters: configs, modules whose forward is a function, and plain
+// modules to compare with.
 #pragma once
 
 #include <torch/torch.h>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "tests/support/expectations.h"
 
 namespace zerorun::testing {
 
@@ -57,14 +58,6 @@ void plain_step(torch::nn::Module& model, double lr = 1);
 /// over ranks is exact. `same_uses`: each iteration uses the same parameters in the same order.
 void check_beside_plain(const std::string& name, const Build& how, bool same_uses = true);
 
-/// Throws std::runtime_error, which fails the test, unless `condition` holds.
-void expect(bool condition, const std::string& what);
-/// Throws unless both tensors have the same shape, dtype and bits.
-void expect_same(const at::Tensor& found, const at::Tensor& expected, const std::string& what);
-/// Throws unless both modules have the same parameters and buffers.
-void expect_same(const torch::nn::Module& found, const torch::nn::Module& expected, const std::string& what);
-/// Throws unless `action` throws an exception with `part` in its message.
-void expect_throws(const std::function<void()>& action, const std::string& part, const std::string& what);
 /// Throws unless raw access to the parameter throws, as it must while the parameter is not gathered.
 void expect_released(const at::Tensor& parameter, const std::string& what);
 void expect_released(const torch::nn::Module& model);

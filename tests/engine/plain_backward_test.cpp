@@ -3,6 +3,7 @@
 // that throw, dropped batches, and several engines in one graph.
 #include <torch/nn/utils/clip_grad.h>
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <map>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include "tests/engine/net.h"
 #include "tests/engine/partition_support.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/settings.h"
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
@@ -29,19 +31,6 @@ at::Tensor loss_in(Net& model, const Engine& engine, int step, int micro) {
   const at::Tensor x =
       sample(step, micro, const_cast<Engine&>(engine).communicator().rank()).to(engine.dtype());
   return model->forward(x, step % 2 == 0).to(at::kFloat).square().mean();
-}
-
-std::vector<at::Tensor> copies_of(const torch::nn::Module& model) {
-  std::vector<at::Tensor> copies;
-  for (const at::Tensor& parameter : model.parameters()) copies.push_back(parameter.detach().clone());
-  return copies;
-}
-
-void expect_same_values(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected,
-                        const std::string& what) {
-  expect(found.size() == expected.size(), what);
-  for (size_t index = 0; index < found.size(); ++index)
-    expect_same(found[index], expected[index], what + ", parameter " + std::to_string(index));
 }
 
 // Number of elements of gradients and parameters that this rank has sent.
@@ -119,28 +108,20 @@ InitializeOptions with_marks() {
 }  // namespace
 
 TEST_CASE("loss.backward() gives the bits and the communication volume of engine.backward(loss)") {
-  for (const char* precision : {"fp32", "bf16", "fp16"}) {
-    for (const int stage : {0, 1, 2, 3}) {
-      for (const int accumulation : {1, 2, 4}) {
-        for (const int world : {1, 2, 3}) {
-          INFO(precision << ", stage " << stage << ", " << accumulation << " micro-steps, " << world
-                         << " ranks");
-          CHECK_NOTHROW(run_ranks(world, [&](std::shared_ptr<Communicator> communicator) {
-            at::set_num_threads(1);
-            const std::string config = config_of(stage, precision, accumulation);
-            const Trained expected =
-                train(communicator, config, accumulation,
-                      [](Engine& engine, const at::Tensor& loss) { engine.backward(loss); });
-            const Trained found =
-                train(communicator, config, accumulation,
-                      [](Engine& engine, const at::Tensor& loss) { engine.scale(loss).backward(); });
-            expect_same_values(found.parameters, expected.parameters, "training");
-            expect(found.norm == expected.norm && found.scale == expected.scale, "norm and scale");
-            expect(found.sent == expected.sent, "traffic");
-          }));
-        }
-      }
-    }
+  for (const auto& [type, stage, accumulates, ranks] : settings(3, 4, 3, 3)) {
+    const int accumulation = 1 << accumulates;
+    const std::string config = config_of(stage, std::array{"fp32", "bf16", "fp16"}[type], accumulation);
+    INFO(config << " on " << 1 + ranks << " ranks");
+    CHECK_NOTHROW(run_ranks(1 + ranks, [&](std::shared_ptr<Communicator> communicator) {
+      const Trained expected = train(communicator, config, accumulation,
+                                     [](Engine& engine, const at::Tensor& loss) { engine.backward(loss); });
+      const Trained found =
+          train(communicator, config, accumulation,
+                [](Engine& engine, const at::Tensor& loss) { engine.scale(loss).backward(); });
+      expect_same(found.parameters, expected.parameters, "training");
+      expect(found.norm == expected.norm && found.scale == expected.scale, "norm and scale");
+      expect(found.sent == expected.sent, "traffic");
+    }));
   }
 }
 
@@ -149,7 +130,6 @@ TEST_CASE("Recomputed layers: each bucket is reduced once a step, and nested bac
     for (const int bucket : {36, 100'000}) {
       INFO("stage " << stage << ", buckets of " << bucket);
       CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-        at::set_num_threads(1);
         double reduced = 0;  // number of gradient elements that this rank sent in the last run
         const auto run = [&](bool recomputes, bool is_plain) {
           Blocks model(4);
@@ -174,11 +154,11 @@ TEST_CASE("Recomputed layers: each bucket is reduced once a step, and nested bac
         expect(once_each >= 3 * 4 * 42 / 2, "half of each gradient is sent");
         if (bucket > 36)
           expect(once_each < 3 * 4 * 42, "no gradient is sent twice");  // one bucket has little padding
-        expect_same_values(run(true, false), expected, "recomputed");
+        expect_same(run(true, false), expected, "recomputed");
         expect(reduced == once_each, "traffic, recomputed");
-        expect_same_values(run(true, true), expected, "recomputed, loss.backward()");
+        expect_same(run(true, true), expected, "recomputed, loss.backward()");
         expect(reduced == once_each, "traffic, recomputed, loss.backward()");
-        expect_same_values(run(false, true), expected, "loss.backward()");
+        expect_same(run(false, true), expected, "loss.backward()");
         expect(reduced == once_each, "traffic, loss.backward()");
       }));
     }
@@ -193,7 +173,6 @@ TEST_CASE(
       for (const bool is_plain : {true, false}) {
         INFO("stage " << stage << ", " << where << (is_plain ? ", loss.backward()" : ", engine.backward()"));
         CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-          at::set_num_threads(1);
           const bool nested = where == "after a nested backward";
           const auto run = [&](bool fails) {
             Blocks model(3);
@@ -242,7 +221,7 @@ TEST_CASE(
             }
             return copies_of(model);
           };
-          expect_same_values(run(true), run(false), "after a backward that threw");
+          expect_same(run(true), run(false), "after a backward that threw");
         }));
       }
     }
@@ -253,7 +232,6 @@ TEST_CASE("A dropped batch: zero_grad() beside plain LibTorch") {
   for (const int stage : {0, 1, 2, 3}) {
     INFO("stage " << stage);
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-      at::set_num_threads(1);
       Net model, plain;
       Engine engine = make_engine(*model, sgd_config(stage), communicator);
       const int rank = communicator->rank();
@@ -275,7 +253,6 @@ TEST_CASE("Gradients dropped between micro-steps leave the optimizer step where 
   for (const int stage : {0, 1, 2, 3}) {
     INFO("stage " << stage);
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-      at::set_num_threads(1);
       Net model;
       Engine engine = make_engine(*model, sgd_config(stage, 2), communicator);
       const int rank = communicator->rank();
@@ -299,7 +276,6 @@ TEST_CASE("Ranks that drop gradients differently get an error, and may go on") {
   for (const int stage : {0, 1, 2, 3}) {
     INFO("stage " << stage);
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-      at::set_num_threads(1);
       Net model;
       Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, with_marks());
       const int rank = communicator->rank();
@@ -326,7 +302,6 @@ TEST_CASE("What one rank alone does to marks is an error of saves and loads on a
   for (const int stage : {0, 3}) {
     INFO("stage " << stage);
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-      at::set_num_threads(1);
       Net model;
       Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, with_marks());
       const int rank = communicator->rank();
@@ -359,7 +334,6 @@ TEST_CASE("Two engines in one graph: a GAN beside plain LibTorch") {
   for (const int stage : {0, 1, 2, 3}) {
     INFO("stage " << stage);
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-      at::set_num_threads(1);
       const int rank = communicator->rank();
       const auto generator_of = [] {
         return torch::nn::Sequential(Linear(4, 8), torch::nn::Tanh(), Linear(8, 5));
@@ -414,7 +388,6 @@ TEST_CASE("Several losses, given gradients, retained graphs, and backwards of ch
   for (const int stage : {0, 1, 2, 3}) {
     INFO("stage " << stage);
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-      at::set_num_threads(1);
       Net model, plain;
       Engine engine = make_engine(*model, sgd_config(stage), communicator);
       const auto backwards = [](Net& net, int step) {
@@ -462,7 +435,6 @@ TEST_CASE("The program may say where accumulation ends") {
     for (const std::string how : {"set", "unmanaged", "unmanaged, steps in between"}) {
       INFO("stage " << stage << ", " << how);
       CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-        at::set_num_threads(1);
         Net model;
         std::string config = sgd_config(stage, how == "set" ? 2 : 1);
         if (how != "set") config.insert(1, R"("managed_gradient_accumulation": false, )");
@@ -514,15 +486,14 @@ TEST_CASE("Marks in grad() tell the engine which gradients the program drops or 
     return found[0];
   };
   const std::vector<at::Tensor> plain = trained(false, [](Net&) {});
-  expect_same_values(trained(true, [](Net& model) { model->zero_grad(); }), plain, "zero_grad()");
-  expect_same_values(trained(true, [](Net& model) { model->zero_grad(/*set_to_none=*/false); }), plain,
-                     "zeroed");
-  expect_same_values(trained(true,
-                             [](Net& model) {
-                               for (const at::Tensor& parameter : model->parameters())
-                                 parameter.mutable_grad().reset();
-                             }),
-                     plain, "emptied");
+  expect_same(trained(true, [](Net& model) { model->zero_grad(); }), plain, "zero_grad()");
+  expect_same(trained(true, [](Net& model) { model->zero_grad(/*set_to_none=*/false); }), plain, "zeroed");
+  expect_same(trained(true,
+                      [](Net& model) {
+                        for (const at::Tensor& parameter : model->parameters())
+                          parameter.mutable_grad().reset();
+                      }),
+              plain, "emptied");
   CHECK_THROWS_WITH(trained(true, [](Net& model) { model->last->bias.mutable_grad().reset(); }),
                     Contains("dropped the gradient of parameter last.bias"));
   CHECK_THROWS_WITH(

@@ -32,12 +32,6 @@ at::Tensor loss_of(torch::nn::Sequential& model, int step) {
   return model->forward(values({4, 5}, static_cast<uint64_t>(step))).square().mean();
 }
 
-std::vector<at::Tensor> copies_of(const torch::nn::Sequential& model) {
-  std::vector<at::Tensor> copies;
-  for (const at::Tensor& parameter : model->parameters()) copies.push_back(parameter.detach().clone());
-  return copies;
-}
-
 template <typename Optimizer>
 void train(torch::nn::Sequential& model, Optimizer& optimizer, int from, int to) {
   for (int step = from; step < to; ++step) {
@@ -82,7 +76,6 @@ TEST_CASE("torch::load() of an optimizer's states reaches training and checkpoin
   for (const int stage : {0, 2}) {
     CAPTURE(stage);
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-      at::set_num_threads(1);
       const auto name = folder / ("stage" + std::to_string(stage));
       {
         auto model = mlp();
@@ -199,7 +192,6 @@ TEST_CASE("A loss of another model: plain, no step; with engine.backward(), a st
   for (const int stage : {0, 2, 3}) {
     CAPTURE(stage);
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-      at::set_num_threads(1);
       auto model = mlp();
       std::vector<at::Tensor> decayed;
       for (const at::Tensor& value : copies_of(model)) decayed.push_back(value * 0.95);
@@ -226,7 +218,6 @@ TEST_CASE("optimizer.step() of the program trains nothing, and its gradients wai
     for (const bool marks : {false, true}) {
       CAPTURE(stage, marks);
       CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-        at::set_num_threads(1);
         auto model = mlp();
         SGD sgd(model->parameters(), 0.1);
         InitializeOptions options;
@@ -250,7 +241,6 @@ TEST_CASE("A checkpoint has the master weights that were written, also where the
   for (const int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-      at::set_num_threads(1);
       std::string config = sgd_config(stage);
       config.insert(1, R"("bf16": {"enabled": true}, )");
       const auto out = folder / ("stage" + std::to_string(stage));
@@ -286,7 +276,6 @@ TEST_CASE("max_grad_norm clips as clip_grad_norm_() does in plain LibTorch") {
   }
   const auto expected = copies_of(plain);
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     {
       auto model = mlp();
       SGD sgd(model->parameters(), 1);
@@ -340,7 +329,6 @@ TEST_CASE("A gradient that the program sets is refused, and one of a refused bac
     train(plain, plain_sgd, 0, 1);
     const auto expected = copies_of(plain);
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-      at::set_num_threads(1);
       auto model = mlp();
       Engine engine = make_engine(*model, sgd_config(stage), communicator);
       engine.offload_states();
@@ -525,7 +513,6 @@ TEST_CASE("initialize() refuses what would fail later, before it changes the mod
 
 TEST_CASE("A second engine may not freeze what the first one trains, and the first goes on") {
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     for (const int stage : {1, 3}) {
       auto model = mlp();
       Engine first = make_engine(*model, sgd_config(stage), communicator);

@@ -8,6 +8,7 @@
 #include "tests/engine/partition_support.h"
 #include "tests/engine/state_support.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/settings.h"
 
 namespace zerorun::testing {
 using namespace checkpoint;
@@ -73,12 +74,14 @@ constexpr const char* kSchedule =
 }  // namespace
 
 TEST_CASE("A training whose slices and restart items are put back continues with the same bits") {
-  const int stage = GENERATE(0, 1, 2, 3);
-  const std::string precision = GENERATE("fp32", "bf16", "fp16");
-  const int ranks = GENERATE(1, 3);
-  const bool shares_memory = GENERATE(false, true);
-  if (ranks == 1 && shares_memory) return;
-  for (const StateCase& how : all_state_cases()) {
+  const std::vector<StateCase> cases = all_state_cases();
+  const std::string precisions[] = {"fp32", "bf16", "fp16"};
+  for (const auto& setting : settings(cases.size(), 4, 3, 3)) {
+    const StateCase& how = cases[setting[0]];
+    const int stage = setting[1];
+    const std::string& precision = precisions[setting[2]];
+    const int ranks = setting[3] == 0 ? 1 : 3;
+    const bool shares_memory = setting[3] == 2;
     CAPTURE(how.name, stage, precision, ranks, shares_memory);
     CHECK_NOTHROW(run_ranks(
         ranks,

@@ -29,7 +29,6 @@ Build mlp() {
 using LossIn = std::function<at::Tensor(Built&, int iteration)>;
 void train_beside(std::shared_ptr<Communicator> communicator, const Build& how, const LossIn& loss,
                   bool create_graph = false) {
-  at::set_num_threads(1);
   auto plain = build(how), model = build(how);
   Engine engine = make_engine(*model, Partition(), communicator);
   for (int i = 0; i < 4; ++i) {

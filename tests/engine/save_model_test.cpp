@@ -41,7 +41,6 @@ Bytes train_and_save(const std::filesystem::path& folder, int world, const std::
                      bool exclude_frozen) {
   Bytes expected;
   run_ranks(world, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     const int rank = communicator->rank();
     Net model;
     Engine engine = make_engine(*model, config, std::move(communicator));
@@ -99,7 +98,6 @@ TEST_CASE("A save that fails is an error on all ranks, and training continues") 
   std::mutex mutex;
   std::multimap<std::string, int> messages;
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     const int rank = communicator->rank();
     Net model;
     Engine engine = make_engine(*model, sgd_config(3), std::move(communicator));

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "tests/engine/net.h"
+#include "tests/support/expectations.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/stderr_capture.h"
 
@@ -20,10 +21,6 @@ using Betas = std::optional<std::pair<double, double>>;
 
 constexpr int kSteps = 7;
 constexpr int kSkipped = 2;  // the step in which rank 1's gradients are not finite
-
-void expect(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
 
 /// The trainable parameters in two groups: the matrices, and the vectors.
 std::vector<std::vector<at::Tensor>> two_groups(const Net& model) {
@@ -87,9 +84,7 @@ std::vector<at::Tensor> train_plain(Net& model, Optimizer& optimizer,
     optimizer.step();
     after_step();
   }
-  std::vector<at::Tensor> result;
-  for (const at::Tensor& parameter : model->parameters()) result.push_back(parameter.detach().clone());
-  return result;
+  return copies_of(*model);
 }
 
 double lr_at(int64_t step, int group) {

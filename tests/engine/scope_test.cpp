@@ -57,7 +57,6 @@ void on_ranks(int world, int stage, const std::function<void(Chain&, int rank)>&
   const Before before = GENERATE(Before::nothing, Before::write, Before::exception, Before::both);
   CAPTURE(world, stage, static_cast<int>(before));
   CHECK_NOTHROW(run_ranks(world, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     const int rank = communicator->rank();
     Chain chain(std::move(communicator), {.stage = stage, .bucket_numel = 16});
     do_before(chain.engine, chain.model->parameters()[4], before);
@@ -329,7 +328,6 @@ TEST_CASE("A scope within an iteration that follows its plan") {
   const int held = GENERATE(0, 1, 2, 3);
   CAPTURE(prefetch, max_live, held);
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     Chain chain(communicator, {.max_live = max_live, .prefetch = prefetch, .bucket_numel = 16});
     auto plain = Chain::make();
     train_beside(chain, *plain, 0, 2);

@@ -9,19 +9,9 @@
 #include "tests/engine/net.h"
 #include "tests/engine/partition_support.h"
 #include "tests/support/rank_threads.h"
-#include "tests/support/tiny_gpt2.h"
 
 namespace zerorun::testing {
 namespace {
-
-std::string gpt2_config(int stage, int accumulation, const std::string& precision) {
-  const std::string zero =
-      R"({"stage": )" + std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 64})";
-  return R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
-         std::to_string(accumulation) +
-         R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "weight_decay": 0.1}}, "gradient_clipping": 1.0,)" +
-         precision + R"("zero_optimization": )" + zero + "}";
-}
 
 // A config with SGD. At stage 3 no parameter stays resident.
 std::string net_config(int stage) {
@@ -30,17 +20,9 @@ std::string net_config(int stage) {
          std::to_string(stage) + "}}";
 }
 
-RunResult train(const std::string& config, int world, bool shares_memory) {
-  return train_tiny_gpt2(config, {.world_size = world,
-                                  .steps = 5,
-                                  .bucket_numel = 8000,
-                                  .group_weight_decay = {},
-                                  .shares_memory = shares_memory});
-}
-
-// Delays rank `turn` % `world` by 15 ms.
+// Delays rank `turn` % `world` by 5 ms, which is longer than its step.
 void dawdle(int rank, int turn, int world) {
-  if (turn % world == rank) std::this_thread::sleep_for(std::chrono::milliseconds(15));
+  if (turn % world == rank) std::this_thread::sleep_for(std::chrono::milliseconds(5));
 }
 
 // A function that acts on a rank's network after each step.
@@ -72,8 +54,7 @@ Outcome train_net(int world, int stage, bool shares_memory, const Between& betwe
       if (rank == 0) outcome.copies = std::max(outcome.copies, engine.residency().resident_bytes);
       between(model, engine, rank, step);
     }
-    std::vector<at::Tensor> parameters;
-    for (const at::Tensor& parameter : model->parameters()) parameters.push_back(parameter.detach().clone());
+    const std::vector<at::Tensor> parameters = copies_of(*model);
     if (rank != 0) return;
     outcome.losses = losses;
     outcome.parameters = parameters;
@@ -97,34 +78,6 @@ void check_like_own_memory(const Between& between) {
 }
 
 }  // namespace
-
-TEST_CASE("Shared buckets give the bits of separate buckets on each rank") {
-  const int stage = GENERATE(1, 2, 3);
-  const int world = GENERATE(2, 3);
-  const int accumulation = GENERATE(1, 3);
-  const std::string precision =
-      GENERATE(std::string(), std::string(R"("bf16": {"enabled": true},)"),
-               std::string(R"("bf16": {"enabled": true}, "data_types": {"master_from_fp32": true},)"),
-               std::string(R"("fp16": {"enabled": true, "initial_scale_power": 30},)"));  // skips steps
-  CAPTURE(stage, world, accumulation, precision);
-  const std::string config = gpt2_config(stage, accumulation, precision);
-  check_same_bits(train(config, world, true), train(config, world, false));
-}
-
-TEST_CASE("Parameters of shared buckets count once for all ranks, and are gathered once a step") {
-  const int stage = GENERATE(1, 2, 3);
-  const int world = GENERATE(2, 3, 4);
-  CAPTURE(stage, world);
-  const RunResult run = train(gpt2_config(stage, 1, ""), world, true);
-  double parameters = 0;
-  for (const auto& [name, values] : run.parameters) parameters += static_cast<double>(values.numel());
-  const double n = world;
-  const double bytes = stage == 1 ? 4 / n + 4 + 8 / n : 16 / n;
-  CHECK(static_cast<double>(run.bytes.model_states()) == Approx(bytes * parameters).epsilon(0.05));
-  CHECK(run.formula_bytes == Approx(bytes * parameters));
-  CHECK(run.bytes.gathered == 0);
-  CHECK(run.all_gathered / (parameters * (n - 1) / n * 5) == Approx(1).epsilon(0.02));
-}
 
 TEST_CASE("Writes by operators are private to a rank until all ranks receive them") {
   SECTION("of all parameters after every step") {
@@ -214,8 +167,7 @@ TEST_CASE("Private copies are freed after the first read by all ranks, and read-
     InitializeOptions options;
     options.bucket_numel = 16;
     Engine engine = make_engine(*model, net_config(3), communicator, options);
-    std::vector<at::Tensor> before;
-    for (const at::Tensor& parameter : model->parameters()) before.push_back(parameter.detach().clone());
+    const std::vector<at::Tensor> before = copies_of(*model);
     const auto copies = [&] { return engine.residency().resident_bytes; };
     torch::NoGradGuard no_grad;
     for (int round = 1; round <= 3; ++round) {

@@ -8,6 +8,7 @@
 #include "tests/engine/state_support.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/recording_device.h"
+#include "tests/support/settings.h"
 #include "tests/support/temporary_folder.h"
 #include "zero/deferred_init.h"
 
@@ -40,16 +41,20 @@ void check_bytes(const StateTraining& training, const Recording& recording, cons
                                            std::to_string(bytes.gathered) + " gathered");
 }
 
+const std::string kPrecisions[] = {"fp32", "bf16", "fp16"};
+const std::string kAccumulations[] = {"", R"(, "gradient_accumulation_steps": 2)"};
+
 }  // namespace
 
 TEST_CASE("The store counts all memory that the device has allocated for slices") {
-  const int stage = GENERATE(0, 1, 2, 3);
-  const std::string precision = GENERATE("fp32", "bf16", "fp16");
-  const auto [ranks, accumulation] =
-      GENERATE(std::pair(3, ""), std::pair(2, R"(, "gradient_accumulation_steps": 2)"));
-  for (const StateCase& how : all_state_cases()) {
-    CAPTURE(how.name, stage, precision, ranks, accumulation);
-    CHECK_NOTHROW(run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+  const std::vector<StateCase> cases = all_state_cases();
+  for (const auto& setting : settings(cases.size(), 4, 3, 2)) {
+    const StateCase& how = cases[setting[0]];
+    const int stage = setting[1];
+    const std::string& precision = kPrecisions[setting[2]];
+    const std::string& accumulation = kAccumulations[setting[3]];
+    CAPTURE(how.name, stage, precision, accumulation);
+    CHECK_NOTHROW(run_ranks(3 - setting[3], [&](std::shared_ptr<Communicator> communicator) {
       Recording recording;
       const auto counted = make_recording_communicator(std::move(communicator), recording);
       StateTraining training(how, stage, precision, counted, accumulation);
@@ -63,15 +68,16 @@ TEST_CASE("The store counts all memory that the device has allocated for slices"
 }
 
 TEST_CASE("The estimate of memory before training is exact or too low, never too high") {
-  const int stage = GENERATE(0, 1, 2, 3);
-  const std::string precision = GENERATE("fp32", "bf16", "fp16");
-  const bool shares_memory = GENERATE(false, true);
-  const std::string accumulation = GENERATE("", R"(, "gradient_accumulation_steps": 2)");
   const TemporaryFolder folder;
   std::vector<StateCase> cases = all_state_cases();
   cases.push_back(in_files(cases.front(), folder / "files"));
-  if (stage == 3) cases.push_back(with_values_in_files(cases.front(), folder / "files"));
-  for (const StateCase& how : cases) {
+  cases.push_back(with_values_in_files(cases.front(), folder / "files"));
+  for (const auto& setting : settings(cases.size(), 4, 3, 2, 2)) {
+    const StateCase& how = cases[setting[0]];
+    const int stage = &how == &cases.back() ? 3 : setting[1];  // only there values can be in files
+    const std::string& precision = kPrecisions[setting[2]];
+    const bool shares_memory = setting[3] == 1;
+    const std::string& accumulation = kAccumulations[setting[4]];
     CAPTURE(how.name, stage, precision, shares_memory, accumulation);
     CHECK_NOTHROW(run_ranks(
         2,

@@ -102,8 +102,7 @@ void run_program(const Setting& setting, const Program& program, std::shared_ptr
     program.after_step(step, engine);
   }
   engine.synchronize();
-  std::vector<at::Tensor> parameters;
-  for (const at::Tensor& parameter : net->parameters()) parameters.push_back(parameter.detach().clone());
+  const std::vector<at::Tensor> parameters = copies_of(*net);
   if (rank != 0) return;
   result.parameters = parameters;
   result.grad_norm = engine.get_global_grad_norm();

@@ -15,6 +15,7 @@ inline const std::string kFp32;
 inline const std::string kBf16 = R"("bf16": {"enabled": true},)";
 inline const std::string kFp16 =
     R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},)";
+inline const std::string kPrecisions[] = {kFp32, kBf16, kFp16};
 
 // Values of Setting::offload.
 /// The optimizer state is in host memory, and the host runs the update.

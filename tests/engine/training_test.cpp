@@ -196,8 +196,7 @@ TEST_CASE("Clipping bounds the update by the norm over all ranks") {
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
     Engine engine = make_engine(*model, sgd_config(2, 1, 0.01), communicator);
-    std::vector<at::Tensor> before;
-    for (const auto& parameter : model->parameters()) before.push_back(parameter.detach().clone());
+    const std::vector<at::Tensor> before = copies_of(*model);
     engine.backward(model->forward(sample(0, 0, communicator->rank()), true).square().sum());
     engine.step();
     double moved = 0;
@@ -237,8 +236,7 @@ TEST_CASE("Optimizers of the program give the same results as on whole parameter
       (plain->forward(sample(step, 0, rank), true).square().sum() / 2).backward();
     plain_optimizer->step();
   }
-  std::vector<at::Tensor> expected;
-  for (const auto& parameter : plain->parameters()) expected.push_back(parameter.detach().clone());
+  const std::vector<at::Tensor> expected = copies_of(*plain);
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
     auto optimizer = make(trained(model));

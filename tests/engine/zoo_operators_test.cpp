@@ -252,7 +252,6 @@ TEST_CASE("In inference mode: reading and writing") {
     return [=](int i) mutable { return second(torch::tanh(first(values({4, 5}, i)))); };
   };
   CHECK_NOTHROW(run_ranks(world, [&](std::shared_ptr<Communicator> communicator) {
-    at::set_num_threads(1);
     auto model = build(how), plain = build(how);
     Engine engine = make_engine(*model, Partition(), communicator);
     engine.eval();

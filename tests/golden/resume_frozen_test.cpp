@@ -100,7 +100,6 @@ TEST_CASE("Frozen parameters and buffers that DeepSpeed saved load at every stag
         Hashes found;
         double scale = 0;
         run_ranks(world, [&](std::shared_ptr<Communicator> communicator) {
-          at::set_num_threads(1);
           const int rank = communicator->rank();
           FrozenNet model;
           Engine engine = make_engine(*model, facts["ds_config"].dump(), std::move(communicator));

@@ -6,6 +6,7 @@
 #include "launcher/commands/doctor_command.h"
 #include "launcher/hosts/host_name.h"
 #include "launcher/hosts/launch_options.h"
+#include "tests/support/temporary_folder.h"
 
 using Catch::Matchers::Contains;
 using Words = std::vector<std::string>;
@@ -24,12 +25,7 @@ LaunchOptions options(const Words& words) {
 }
 
 std::string mistake(const Words& words) {
-  try {
-    parse(words);
-  } catch (const zerorun::UserError& error) {
-    return error.what();
-  }
-  return "no mistake";
+  return zerorun::testing::user_error([&] { parse(words); });
 }
 
 }  // namespace

@@ -47,7 +47,6 @@ std::string run_in_threads(const Program& program, const std::filesystem::path& 
   run_ranks(
       program.setup.ranks,
       [&](std::shared_ptr<Communicator> communicator) {
-        at::set_num_threads(1);
         const int rank = communicator->rank();
         failures[rank] = run_rank(program, communicator, folder, journals[rank]);
       },

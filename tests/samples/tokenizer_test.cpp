@@ -41,17 +41,8 @@ TokenizerData small_data() {
   return data;
 }
 
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 std::string load_error(const TemporaryFolder& folder) {
-  return error_of([&] { load_tokenizer(folder / ""); });
+  return user_error([&] { load_tokenizer(folder / ""); });
 }
 
 }  // namespace
@@ -109,7 +100,7 @@ TEST_CASE("tokenizer: pairs merge by priority, and special tokens stand by thems
   CHECK(tokenizer.encode("<end><end>x<end") == Tokens{259, 259, 'x', '<', 'e', 'n', 'd'});
   CHECK(tokenizer.decode(tokenizer.encode("x\xff abc<end>")) == "x\xff abc<end>");
   CHECK(tokenizer.decode({}) == "");
-  CHECK_THAT(error_of([&] { tokenizer.decode(Tokens{260}); }),
+  CHECK_THAT(user_error([&] { tokenizer.decode(Tokens{260}); }),
              Contains("token 260 is not in the vocabulary of 260"));
   CHECK(Tokenizer::bytes().encode("a\xff") == Tokens{'a', 255});
   CHECK(Tokenizer::bytes().hash() != tokenizer.hash());
@@ -119,11 +110,11 @@ TEST_CASE("tokenizer: pairs merge by priority, and special tokens stand by thems
 
   TokenizerData without_byte = small_data();
   without_byte.vocabulary['q'] = "qq";
-  CHECK_THAT(error_of([&] { Tokenizer(without_byte, "FILE"); }),
+  CHECK_THAT(user_error([&] { Tokenizer(without_byte, "FILE"); }),
              StartsWith("FILE: the vocabulary has no token for the byte 113 ('q')"));
   TokenizerData strange_merge = small_data();
   strange_merge.merges.emplace_back('x', 'y');
-  CHECK_THAT(error_of([&] { Tokenizer(strange_merge, "FILE"); }), StartsWith("FILE: merge 4 gives 'xy'"));
+  CHECK_THAT(user_error([&] { Tokenizer(strange_merge, "FILE"); }), StartsWith("FILE: merge 4 gives 'xy'"));
 }
 
 TEST_CASE("tokenizer: a word of a million bytes is merged in less than quadratic time") {
@@ -153,13 +144,13 @@ TEST_CASE("tokenizer: a saved tokenizer can be loaded from either kind of file")
     CHECK(loaded.encode(text + "<|endoftext|>") == learned.encode(text + "<|endoftext|>"));
     std::filesystem::remove(folder / "saved" / removed);
   }
-  CHECK_THAT(error_of([&] { trainer.train(256); }), Contains("256 tokens: expected at least 257"));
-  CHECK_THAT(error_of([&] { TokenizerTrainer().train(300); }), Contains("no text"));
+  CHECK_THAT(user_error([&] { trainer.train(256); }), Contains("256 tokens: expected at least 257"));
+  CHECK_THAT(user_error([&] { TokenizerTrainer().train(300); }), Contains("no text"));
 }
 
 TEST_CASE("tokenizer: other kinds and broken files are refused by name") {
   const TemporaryFolder folder;
-  CHECK_THAT(error_of([&] { load_tokenizer(folder / "none"); }), Contains("none: is no folder"));
+  CHECK_THAT(user_error([&] { load_tokenizer(folder / "none"); }), Contains("none: is no folder"));
   CHECK_THAT(load_error(folder), Contains("has neither tokenizer.json nor vocab.json with merges.txt"));
   folder.write("tokenizer.model", "x");
   CHECK_THAT(load_error(folder), Contains("SentencePiece"));
@@ -213,11 +204,12 @@ TEST_CASE("tokenizer: a text is read in parts that have the words of the whole")
   CHECK(parts > 2);
   CHECK(tokens == tokenizer.encode(text));
 
-  CHECK_THAT(error_of([&] { TextReader(folder.write("empty", "")); }), Contains("empty: the file is empty"));
-  CHECK_THAT(error_of([&] { TextReader(folder / ""); }), Contains("is a folder"));
-  CHECK_THAT(error_of([&] { TextReader(folder / "none"); }), Contains("none: cannot be opened"));
+  CHECK_THAT(user_error([&] { TextReader(folder.write("empty", "")); }),
+             Contains("empty: the file is empty"));
+  CHECK_THAT(user_error([&] { TextReader(folder / ""); }), Contains("is a folder"));
+  CHECK_THAT(user_error([&] { TextReader(folder / "none"); }), Contains("none: cannot be opened"));
   TextReader latin(folder.write("latin", std::string(2'000'000, ' ') + "caf\xe9 au lait"));
-  CHECK_THAT(error_of([&] {
+  CHECK_THAT(user_error([&] {
                while (!latin.next().empty()) continue;
              }),
              Contains("latin: byte 2000003 is not UTF-8"));

@@ -1,5 +1,6 @@
 #include "tests/support/rank_threads.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tanh.h>
@@ -28,12 +29,16 @@ void run_ranks(int world_size, const RankBody& body, std::chrono::milliseconds t
                std::optional<bool> shares_memory) {
   const bool by_default = std::getenv("ZERORUN_TEST_SHARED_MEMORY") != nullptr;
   auto communicators = make_thread_communicators(world_size, timeout, shares_memory.value_or(by_default));
-  if (world_size == 1) return body(communicators.front());  // so that `body` may use Catch2's macros
+  if (world_size == 1) {  // in this thread, so that `body` may use Catch2's macros
+    at::set_num_threads(1);
+    return body(communicators.front());
+  }
   settle_math_library();
   std::vector<std::exception_ptr> failures(world_size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
       try {
         body(communicators[rank]);
       } catch (...) {

@@ -45,16 +45,20 @@ inline std::string read_file(const std::filesystem::path& file) {
   return bytes.str();
 }
 
-/// The message of the UserError that `call` throws; "no error" if it throws none. Other exceptions pass
-/// through.
-template <typename Call>
-std::string user_error(Call call) {
+/// The message of the Error that `call` throws; "no error" if it throws none. Other exceptions pass through.
+template <typename Error, typename Call>
+std::string error_of(Call call) {
   try {
     call();
-  } catch (const UserError& error) {
+  } catch (const Error& error) {
     return error.what();
   }
   return "no error";
+}
+
+template <typename Call>
+std::string user_error(Call call) {
+  return error_of<UserError>(call);
 }
 
 }  // namespace zerorun::testing

@@ -1,0 +1,62 @@
+#include "tests/support/settings.h"
+
+#include <cstdlib>
+#include <set>
+
+namespace zerorun::testing {
+namespace {
+
+struct Pair {
+  size_t axis, other_axis;
+  int choice, other_choice;
+  auto operator<=>(const Pair&) const = default;
+};
+
+std::vector<Pair> pairs_of(const std::vector<int>& setting) {
+  std::vector<Pair> pairs;
+  for (size_t axis = 0; axis < setting.size(); ++axis) {
+    for (size_t other = axis + 1; other < setting.size(); ++other)
+      pairs.push_back({axis, other, setting[axis], setting[other]});
+  }
+  return pairs;
+}
+
+std::vector<std::vector<int>> all_settings(const std::vector<int>& sizes) {
+  std::vector<std::vector<int>> all;
+  std::vector<int> setting(sizes.size());
+  for (size_t axis = 0; axis < sizes.size();) {
+    if (axis == 0) all.push_back(setting);
+    if (++setting[axis] < sizes[axis]) {
+      axis = 0;
+    } else {
+      setting[axis++] = 0;
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+bool tries_all() {
+  return std::getenv("ZERORUN_TEST_ALL") != nullptr;
+}
+
+std::vector<std::vector<int>> chosen_settings(const std::vector<int>& sizes) {
+  const std::vector<std::vector<int>> all = all_settings(sizes);
+  if (sizes.size() < 2 || tries_all()) return all;
+  std::vector<std::vector<int>> chosen;
+  std::set<Pair> seen;
+  // First come the settings of which all pairs are new, then those with one pair less that is new, and so on.
+  for (size_t least = pairs_of(sizes).size(); least > 0; --least) {
+    for (const std::vector<int>& setting : all) {
+      const std::vector<Pair> pairs = pairs_of(setting);
+      const auto count = std::ranges::count_if(pairs, [&](const Pair& pair) { return !seen.contains(pair); });
+      if (static_cast<size_t>(count) < least) continue;
+      chosen.push_back(setting);
+      seen.insert(pairs.begin(), pairs.end());
+    }
+  }
+  return chosen;
+}
+
+}  // namespace zerorun::testing
