@@ -138,9 +138,10 @@ const char* ExpectedErrors::of_backward(const Operation& operation) {
   const char* refusal = by_marks();
   unheard_ = false;
   const bool is_last = boundary_ && open_no_syncs == 0;
-  if (!refusal && scales && operation.how == without_scale) refusal = "engine.scale(loss)";
   if (!refusal && away_) refusal = kAway;
-  if (!refusal && is_last && std::exchange(declared_, true)) refusal = kSecondLast;
+  if (!refusal && is_last && declared_) refusal = kSecondLast;
+  if (!refusal && scales && operation.how == without_scale) refusal = "engine.scale(loss)";
+  if (!refusal && is_last) declared_ = true;
   if (refusal && by_loss) is_set_ = false;  // the engine removes what the backward has done to grad()
   return refusal;
 }
