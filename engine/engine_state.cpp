@@ -135,6 +135,8 @@ EngineState::EngineState(Model given_model, Config given_config,
       progress(config),
       held(reducer, buckets, progress, options.marks_gradients, [this] { return begin_plain_backward(); }),
       checkpoints(*communicator) {
+  // Comes before anything that may throw: the buckets have the parameters, so another engine has lost them.
+  owned.emplace(buckets.parameters(), [this](int parameter) { lose(parameter); });
   on_all_ranks(*communicator, "writing offloaded state", [&] { store.finish_generation(); });
   broadcast_others(parameters, *communicator);
   unbucketed = std::move(parameters.unbucketed);
@@ -151,7 +153,6 @@ EngineState::EngineState(Model given_model, Config given_config,
   Event ready;
   streams.record(ready, streams.current());
   streams.await(ready, communicator->timeout(), "the initial values");
-  owned.emplace(buckets.parameters(), [this](int parameter) { lose(parameter); });
 }
 
 void EngineState::lose(int parameter) {

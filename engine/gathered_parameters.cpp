@@ -168,6 +168,7 @@ void GatherScope::undo() {
 // The parameters return to their own memory.
 std::vector<GatherScope::Replaced> GatherScope::take_replaced() {
   std::vector<Replaced> replaced;
+  if (state_->lost_parameter >= 0) return replaced;  // an engine that was made in the scope has them
   const Buckets& buckets = state_->buckets;
   for (size_t position = 0; position < bucketed_.size(); ++position) {
     const int index = bucketed_[position];

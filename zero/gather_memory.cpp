@@ -34,7 +34,8 @@ bool GatherMemory::take_planned(int bucket, int64_t offset) {
   const int64_t numel = store_->layout(bucket).numel;
   if (offset + numel > arena_numel()) return false;
   for (int other = 0; other < store_->count(); ++other) {
-    if (!places_[other].planned || buckets_->gathers_once(other)) continue;
+    // The bucket itself has a place if a gather that was planned there could not be started.
+    if (other == bucket || !places_[other].planned || buckets_->gathers_once(other)) continue;
     const int64_t begin = places_[other].memory.storage_offset();
     if (begin < offset + numel && offset < begin + store_->layout(other).numel) return false;
   }

@@ -40,6 +40,9 @@ void GatheredBuckets::leave() {
   for (int bucket : permanent_) {
     if (states_[bucket].kind.around_uses()) continue;
     try {
+      // Waiting for each bucket until its deadline could take hours.
+      if (report_.lost_ranks && states_[bucket].state == State::gathering)
+        throw CommError("a gather before it has lost ranks");
       finish_gather(bucket);
       streams_->await(states_[bucket].gathered, communicator_->timeout(), buckets_->label(bucket));
       if (memory_.is_copy(bucket)) buckets_->leave_with(bucket, memory_.of(bucket));

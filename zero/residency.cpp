@@ -133,7 +133,10 @@ void Residency::hold(std::span<const int> buckets) {
   }
   for (int bucket : buckets) {
     // before_write() is called now, because writes through raw pointers inside the scope cannot be observed.
+    // It may throw, so nothing is pinned yet.
     if (!gathered_.kind(bucket).copied_for_writes()) gathered_.before_write(bucket);
+  }
+  for (int bucket : buckets) {
     gathered_.pin(bucket);
     gathered_.join(bucket);
   }

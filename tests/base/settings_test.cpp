@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 #include <cstdlib>
+#include <map>
 #include <set>
 
 namespace zerorun::testing {
@@ -23,6 +24,10 @@ TEST_CASE("settings: every pair of choices occurs, in few settings; ZERORUN_TEST
   CHECK(chosen.size() < 7 * 4 + 7);  // 7 x 4 are needed for the two largest axes
   CHECK(chosen == chosen_settings(sizes));
   CHECK(settings(5).size() == 5);
+
+  std::map<std::vector<int>, int> times;  // how often the same choices of the short axes occur
+  for (const auto& [row, a, b, c, d] : settings(57, 4, 6, 2, 2)) CHECK(++times[{a, b, c, d}] <= 12);
+  CHECK(times.size() > 80);  // of 96
 
   setenv("ZERORUN_TEST_ALL", "1", 1);
   const auto all = settings(7, 3, 2, 4);

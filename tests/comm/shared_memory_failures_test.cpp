@@ -1,5 +1,6 @@
-// Tests processes that use shared memory when one of them is late, out of step, killed or stopped, or cannot
-// share memory. Checks which rank the error names, and how soon the error comes.
+// Tests processes that use shared memory when one of them is late, or out of step, or cannot
+// share memory. Checks which rank the error names. transports_test.cpp has the ranks that are killed or
+// stopped.
 #include <sys/resource.h>
 #include <torch/torch.h>
 

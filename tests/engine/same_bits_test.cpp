@@ -164,14 +164,16 @@ void check_bytes(const RunResult& run, const Setting& setting, const Form& form,
     CHECK((run.bytes.moments == 0) == form.states_in_files);
     if (form.states_in_files) CHECK(run.bytes.master == 0);
     // Files have room for two generations of the states.
-    const double in_files = form.values_in_files ? bytes.value : 2 * bytes.states;
+    const double in_files =
+        (form.values_in_files ? bytes.value : 0) + (form.states_in_files ? 2 * bytes.states : 0);
     CHECK(static_cast<double>(run.bytes.in_files) > in_files * parameters);
     if (form.values_in_files) CHECK(static_cast<double>(run.bytes.parameters) < bytes.value * parameters / 5);
     return;
   }
   CHECK(run.bytes.in_files == 0);
+  const bool some_stay = form.stage == 3 && form.zero.find(kNoneStays) == std::string::npos;
   CHECK(static_cast<double>(run.bytes.model_states()) == Approx(bytes.sum() * parameters).epsilon(0.05));
-  CHECK(run.formula_bytes == Approx(bytes.sum() * parameters).epsilon(form.stage == 3 ? 0.02 : 1e-6));
+  CHECK(run.formula_bytes == Approx(bytes.sum() * parameters).epsilon(some_stay ? 0.02 : 1e-6));
   const double master = setting.precision.value == 4 ? 0 : 4.0 / (form.stage == 0 ? 1 : setting.ranks);
   CHECK(static_cast<double>(run.bytes.master) == Approx(master * parameters).epsilon(0.05));
   CHECK(static_cast<double>(run.bytes.gradients) == Approx(bytes.gradient * parameters).epsilon(0.05));
@@ -213,8 +215,14 @@ TEST_CASE("The same bits in every setting, and the bytes and elements sent of th
     // Stages 2 and 3 reduce the gradients of each micro-step.
     const bool adds_sums = setting.accumulation > 1 && form.stage >= 2;
     auto& reference = references[{ranks, type, accumulates, clips, adds_sums}];
-    if (reference.losses.empty()) reference = train(setting, adds_sums ? stage2 : stage0);
-    const RunResult run = train(setting, form);
+    RunResult run;
+    try {
+      if (reference.losses.empty()) reference = train(setting, adds_sums ? stage2 : stage0);
+      run = train(setting, form);
+    } catch (const std::exception& error) {
+      FAIL_CHECK(error.what());
+      continue;
+    }
     check_same_bits(run, reference);
     CHECK(run.skipped == std::vector<int64_t>{0, 0, 0, 1, 1});
     if (type == kFp16) CHECK(run.loss_scales == std::vector<double>{4096, 4096, 8192, 4096, 4096});
@@ -232,6 +240,7 @@ TEST_CASE("With accumulation stage 2 gives the losses of stage 0 within rounding
     const Setting setting{ranks + 1, kPrecisions[type], 4, clips == 0 ? 0.0 : 1.0};
     CAPTURE(setting.ranks, setting.precision.config, setting.clipping);
     const RunResult stage0 = train(setting, {.stage = 0}), stage2 = train(setting, {.stage = 2});
+    CHECK(stage2.skipped == stage0.skipped);
     CHECK(largest_relative_loss_difference(stage2, stage0) <= (type == 0 ? 1e-6 : 3e-4));
   }
 }

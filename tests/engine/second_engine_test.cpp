@@ -121,6 +121,31 @@ TEST_CASE("The engine that was made last trains the model, and the first one say
       std::chrono::seconds(60), shares_memory));
 }
 
+TEST_CASE("An engine that is made in a scope of the earlier one keeps the parameters when the scope ends") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  const bool shares_memory = GENERATE(false, true);
+  const bool modifies = GENERATE(false, true);
+  CAPTURE(stage, shares_memory, modifies);
+  CHECK_NOTHROW(run_ranks(
+      2,
+      [&](std::shared_ptr<Communicator> communicator) {
+        Layers model(make_trunk(), 5), plain(make_trunk(), 5);
+        Engine first = engine_of(model, stage, communicator);
+        std::optional<Engine> second;
+        {
+          GatheredParameters scope(first, model.parameters(),
+                                   modifies ? std::optional<int>(1) : std::nullopt);
+          second = engine_of(model, stage, communicator);
+        }
+        train(model, *second, 0, 2);
+        train_plain(plain, 0, 2);
+        std::vector<at::Tensor> expected;
+        for (const at::Tensor& parameter : plain.parameters()) expected.push_back(parameter.detach());
+        check_close(model, expected);
+      },
+      std::chrono::seconds(60), shares_memory));
+}
+
 TEST_CASE("Two models that share a layer: the later engine has it, trained or frozen") {
   const int stage = GENERATE(1, 3);
   const bool frozen = GENERATE(false, true);

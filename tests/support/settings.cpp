@@ -1,7 +1,9 @@
 #include "tests/support/settings.h"
 
 #include <cstdlib>
+#include <random>
 #include <set>
+#include <utility>
 
 namespace zerorun::testing {
 namespace {
@@ -35,6 +37,12 @@ std::vector<std::vector<int>> all_settings(const std::vector<int>& sizes) {
   return all;
 }
 
+// Shuffles, always in the same way (std::shuffle() differs between standard libraries).
+void shuffle(std::vector<std::vector<int>>& all) {
+  std::mt19937_64 random(1);
+  for (size_t end = all.size(); end > 1; --end) std::swap(all[end - 1], all[random() % end]);
+}
+
 }  // namespace
 
 bool tries_all() {
@@ -42,8 +50,11 @@ bool tries_all() {
 }
 
 std::vector<std::vector<int>> chosen_settings(const std::vector<int>& sizes) {
-  const std::vector<std::vector<int>> all = all_settings(sizes);
+  std::vector<std::vector<int>> all = all_settings(sizes);
   if (sizes.size() < 2 || tries_all()) return all;
+  // In the order of all_settings() most choices of a long axis would meet the same few choices of all other
+  // axes.
+  shuffle(all);
   std::vector<std::vector<int>> chosen;
   std::set<Pair> seen;
   // First come the settings of which all pairs are new, then those with one pair less that is new, and so on.
