@@ -177,9 +177,10 @@ class Engine {
   void train();
   void eval();
 
-  /// Allows raw access to parameters at stages 1 and 2 until the next step(): waits for updated parameters
-  /// (on a GPU the current stream waits), and makes private copies of parameters that ranks share. LibTorch's
-  /// operators do not need this call.
+  /// Allows raw access to parameters at stages 1 and 2: waits for updated parameters (on a GPU the current
+  /// stream waits), and makes private copies of parameters that ranks share. This lasts until the next
+  /// step(), save_checkpoint(), load_checkpoint() or end of a GatheredParameters scope with a modifier rank;
+  /// addresses taken before are invalid then. LibTorch's operators do not need this call.
   void synchronize();
 
   /// Whether any rank had received SIGTERM (base/program.h: survive_termination()) when the ranks reduced

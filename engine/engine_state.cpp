@@ -137,8 +137,12 @@ EngineState::EngineState(Model given_model, Config given_config,
       checkpoints(*communicator) {
   // Comes before anything that may throw: the buckets have the parameters, so another engine has lost them.
   owned.emplace(buckets.parameters(), [this](int parameter) { lose(parameter); });
-  on_all_ranks(*communicator, "writing offloaded state", [&] { store.finish_generation(); });
-  broadcast_others(parameters, *communicator);
+  const Failure unfilled = broadcast_others(parameters, *communicator);
+  on_all_ranks(*communicator, "initial values", [&] {
+    buckets.unfilled().raise();
+    unfilled.raise();
+    store.finish_generation();  // of states in files
+  });
   unbucketed = std::move(parameters.unbucketed);
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
   schedule.ask(0);

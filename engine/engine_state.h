@@ -138,8 +138,8 @@ struct EngineState {
   /// Of the open scopes, those whose writes this rank undoes itself if they are abandoned.
   std::vector<GatherScope*> keeping_scopes;
 
-  CheckpointWriter checkpoints;          // destroyed before all other state, which its thread reads
-  std::optional<OwnedParameters> owned;  // set when the engine is complete
+  CheckpointWriter checkpoints;          // destroyed before all state that its thread reads
+  std::optional<OwnedParameters> owned;  // always set once the engine is made
 };
 
 }  // namespace zerorun

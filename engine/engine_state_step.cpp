@@ -33,18 +33,18 @@ void EngineState::step() {
 
   progress.end_window();
   measure();
-  const bool knows = waits_for_facts();
-  if (knows) outcome.await_facts();
+  const bool outcome_is_known = waits_for_facts();
+  if (outcome_is_known) outcome.await_facts();
   progress.start_update();
   if (outcome.applied() && optimizer->has_directions()) {
     make_directions();
     outcome.await_facts();
   }
-  if (!knows || outcome.applied()) update();
+  if (!outcome_is_known || outcome.applied()) update();
   progress.end_update();
   held.end_window();
-  open_step = !knows;
-  if (!knows) return;
+  open_step = !outcome_is_known;
+  if (!outcome_is_known) return;
   apply_outcome();
   follow_schedule();
 }

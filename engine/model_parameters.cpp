@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <sstream>
 #include <string>
@@ -324,11 +325,18 @@ at::Tensor values_of(const NamedTensor& deferred) try {
 
 }  // namespace
 
-void broadcast_others(const ModelParameters& model, Communicator& communicator) {
+Failure broadcast_others(const ModelParameters& model, Communicator& communicator) {
+  Failure unfilled;
   for (const NamedTensor& other : model.unbucketed) {
     at::Tensor tensor = other.tensor;  // copies only the handle: set_data() changes the model's tensor
     if (is_deferred(tensor)) {
-      tensor.set_data(communicator.rank() == 0 ? values_of(other) : place_like(tensor));
+      at::Tensor values = place_like(tensor);
+      if (communicator.rank() == 0) {
+        Failure failure = failure_of([&] { values = values_of(other); });
+        if (failure && values.is_floating_point()) values.fill_(std::numeric_limits<double>::quiet_NaN());
+        if (!unfilled) unfilled = std::move(failure);
+      }
+      tensor.set_data(values);
     }
     const c10::Device device = communicator.device().location();
     const at::ScalarType dtype = other.dtype ? scalar_type(*other.dtype) : tensor.scalar_type();
@@ -337,6 +345,7 @@ void broadcast_others(const ModelParameters& model, Communicator& communicator) 
     }
     broadcast_tensor(other, 0, communicator);
   }
+  return unfilled;
 }
 
 }  // namespace zerorun

@@ -14,7 +14,8 @@ namespace zerorun {
 class OwnedParameters {
  public:
   /// Takes the parameters from the engines that have them. `lost`: called when another engine takes one of
-  /// them from this object, with its index, at most once for each; called on that engine's thread.
+  /// them from this object, with its index, at most once for each; called on the thread that makes the other
+  /// engine, under a lock, so it may make or destroy no engine.
   OwnedParameters(std::span<const NamedParameter> parameters, std::function<void(int)> lost);
   ~OwnedParameters();
   OwnedParameters(const OwnedParameters&) = delete;

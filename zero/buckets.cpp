@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -142,7 +143,11 @@ void Buckets::move_in(int bucket) {
   for (int index : bucket_layout.parameters) {
     at::Tensor& parameter = parameters_[index].tensor;
     if (rank_ == 0) {
-      fill(index, view(index, exact));
+      at::Tensor place = view(index, exact);
+      // After a failure rank 0 goes on, because the other ranks wait for its broadcasts.
+      Failure failure = failure_of([&] { fill(index, place); });
+      if (failure) place.fill_(std::numeric_limits<double>::quiet_NaN());
+      if (!unfilled_) unfilled_ = std::move(failure);
     } else if (owner_of(parameter) && !is_deferred(parameter)) {
       parameter.detach().clone();  // another engine gathers it, for which rank 0 needs all ranks
     }

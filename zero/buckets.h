@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "zero/interception.h"
 #include "zero/layout.h"
@@ -91,7 +92,8 @@ class Buckets {
   /// must be floating-point and dense, with frozen parameters last; they may be on any device or deferred.
   /// The store keeps values and master weights, in its files if it has files for them; `store` must outlive
   /// this object. The leaf tensors stay the same objects and get rank 0's values. During this call, at most
-  /// one bucket at a time takes memory that it does not keep afterwards. A collective.
+  /// one bucket at a time takes memory that it does not keep afterwards. A collective, which ends on all
+  /// ranks even if rank 0 cannot compute deferred values: see unfilled().
   Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Communicator& communicator,
           const BucketOptions& options);
   ~Buckets();
@@ -99,6 +101,9 @@ class Buckets {
   Buckets& operator=(const Buckets&) = delete;
 
   const BucketOptions& options() const { return options_; }
+  /// Why rank 0 could not compute values of a deferred parameter, which are NaN then. Only rank 0 knows; the
+  /// caller must throw it on all ranks.
+  const Failure& unfilled() const { return unfilled_; }
   /// The first trained_count() buckets hold trained parameters, the other buckets frozen parameters.
   int trained_count() const { return trained_count_; }
   /// Whether the ranks of the host keep one copy of the bucket: [Note: shared buckets].
@@ -225,6 +230,7 @@ class Buckets {
   std::vector<bool> given_up_;
   std::vector<bool> written_;  // by bucket: the program has written to it since the last follow_writes()
   at::Tensor on_host_;         // buffer of written_on_host()
+  Failure unfilled_;
 };
 
 }  // namespace zerorun

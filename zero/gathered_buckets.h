@@ -4,7 +4,7 @@
 //
 //   sharded ──> gathering ──> resident ──> dirty      a bucket that comes and goes (BucketKind)
 //      └<──────────┴<────────────┴<──────────┘
-//   resident <──> gathering                           a whole bucket (stages 1 and 2)
+//   resident <──> gathering                           a whole bucket (of any stage)
 //   resident <──> gathering, resident <──> dirty      a bucket in shared memory (stages 1 to 3)
 //
 // Only move() changes a bucket's state. The parameters of a partitioned or shared bucket are accessible only
@@ -36,7 +36,8 @@ class GatheredBuckets {
     dirty,      // likewise, and the program has written some that the slices do not have yet
   };
 
-  /// A gather to start. `reason` is for error messages: "for aten::addmm on h.0.weight".
+  /// A gather to start. `reason` is for error messages ("for aten::addmm on h.0.weight"), and for the trace
+  /// of gathers.
   struct Start {
     int bucket;
     std::string reason;
@@ -45,7 +46,8 @@ class GatheredBuckets {
   /// `buckets` (marked), `store` and `communicator` must outlive this object.
   GatheredBuckets(Buckets& buckets, SliceStore& store, Communicator& communicator);
 
-  /// Call this before the end. Waits for the gathers of whole buckets, whose values the model keeps.
+  /// Call this before the engine is destroyed. Waits for the gathers of whole buckets, whose values the model
+  /// keeps.
   void leave();
 
   /// Sets a function that is called before the program's writes reach this rank's slice of a bucket.
@@ -95,7 +97,9 @@ class GatheredBuckets {
   /// Copies this rank's slice of the gathered values, to which the program has written, to its shard.
   void write_back(int bucket);
 
-  /// Residency::start_update() and Residency::finish_update().
+  /// The two parts of an update of the shard, as Residency::start_update() and Residency::finish_update()
+  /// say. The first waits for all readers of the shard, and takes over what a private copy has; the second
+  /// starts the next gather.
   void start_update(int bucket);
   void finish_update(int bucket, bool gathers);
 

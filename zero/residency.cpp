@@ -52,15 +52,15 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     const int bucket = buckets_->bucket_of(item.owner);
     const BucketKind kind = gathered_.kind(bucket);
     if (!kind.around_uses()) continue;
-    const bool is_used = gathered_.pins(bucket) == 0;
+    const bool is_unpinned = gathered_.pins(bucket) == 0;
     // If the program writes again to a bucket whose earlier writes the other ranks have not received, this
     // does not count as a use. So the ranks do not exchange the writes yet ([Note: writes to shared
     // buckets]).
-    const bool goes_on_writing = item.written && writes_.goes_on(bucket);
-    shares_writes = shares_writes || (is_used && !goes_on_writing);
+    const bool goes_on_writing = item.written && writes_.has_unshared_write(bucket);
+    shares_writes = shares_writes || (is_unpinned && !goes_on_writing);
     if (!kind.comes_and_goes()) continue;
     passing.push_back(bucket);
-    pinned = pinned && !is_used;
+    pinned = pinned && !is_unpinned;
   }
   if (shares_writes && writes_.has_writes()) writes_.share_all();
   if (!pinned) {

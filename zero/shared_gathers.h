@@ -1,6 +1,6 @@
 // Buffers for gathers of buckets whose values are in files, if the ranks share memory. Each bucket has one
 // buffer for all ranks of the host, and each rank reads its slice from its file into its part of the buffer.
-// Owned by Buckets; Residency uses it under its lock.
+// Owned by Buckets; GatheredBuckets and GatherMemory use it under Residency's lock.
 //
 // [Note: shared gathers] Each rank decides alone whether its slice stays in the buffer. It counts the gathers
 // that it has started. When it releases a gather, it publishes this count. A bucket is free if all ranks have

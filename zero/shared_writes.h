@@ -1,5 +1,7 @@
-// Brings what the program writes to gathered and shared buckets to the ranks' slices, and undoes what an
-// abandoned scope has written. Owned by Residency, used under its lock.
+// Gives the other ranks what the program writes to buckets in shared memory, where a use or the end of a
+// scope does that, and ends scopes. Writes to buckets that come and go reach the slices when these are
+// released (GatheredBuckets::write_back()), writes to whole shared buckets with the next update
+// (GatheredBuckets::start_update()). Owned by Residency, used under its lock.
 //
 // [Note: writes to shared buckets] If ranks share a bucket's memory, the program's writes go to this rank's
 // private copy of the bucket. This holds for operators, for scopes, and for raw access after synchronize().
@@ -8,10 +10,11 @@
 //   - for a partitioned bucket in shared memory: at the next use, which is an operator on a partitioned
 //     bucket that no scope holds. A further write to the same bucket does not count as a use;
 //   - for a bucket gathered from files ([Note: shared gathers]): when the bucket is released.
-// All ranks have the same uses and releases; operators inside a scope do not count as uses. An update writes
-// to memory that all ranks read. So it begins only after a collective (the norm's all-reduce) that each rank
-// enters after its last use of the parameters. The first use after the update waits until all ranks have
-// updated their slices of the bucket.
+// At the end of a scope with a modifier rank all of these are shared at once, except for a planned gather
+// from files. All ranks have the same uses and releases; operators inside a scope do not count as uses. An
+// update writes to memory that all ranks read. So it begins only after a collective (the norm's all-reduce)
+// that each rank enters after its last use of the parameters. The first use after the update waits until all
+// ranks have updated their slices of the bucket.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,9 +45,9 @@ class SharedWrites {
 
   /// Whether share_all() has copies to share or a query to wait for.
   bool has_writes() const { return gathered_->memory().copies() > 0 || !queries_.empty(); }
-  /// Whether the program goes on writing to this bucket: it has written before, and the other ranks have not
-  /// received those values yet.
-  bool goes_on(int bucket) const { return queries_.empty() && written_before(bucket); }
+  /// Whether the program has written to this bucket, the other ranks have not received those values yet, and
+  /// no query is open.
+  bool has_unshared_write(int bucket) const { return queries_.empty() && written_before(bucket); }
   /// Gives the other ranks what the program has written to partitioned buckets in shared memory. A
   /// collective: all ranks have the same writes and uses of partitioned parameters, so all of them call this.
   void share_all();
