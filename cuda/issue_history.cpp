@@ -2,6 +2,8 @@
 
 #include <sstream>
 
+#include "base/fnv1a.h"
+
 namespace zerorun {
 namespace {
 
@@ -17,8 +19,7 @@ IssueHistory::IssueHistory() {
 
 void IssueHistory::add(const CollectiveCall& call) {
   OfKind& kind = kinds_[static_cast<size_t>(call.kind)];
-  kind.hash = (kind.hash ^ static_cast<uint64_t>(call.input.numel())) * 1099511628211ULL;
-  for (unsigned char byte : call.label) kind.hash = (kind.hash ^ byte) * 1099511628211ULL;
+  kind.hash = fnv1a(fnv1a(kind.hash, static_cast<uint64_t>(call.input.numel())), call.label);
   if (++kind.count % kEvery != 0) return;
   Checkpoint& checkpoint = kind.kept[kind.count / kEvery % kKept];
   checkpoint.count = kind.count;

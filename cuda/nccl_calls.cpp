@@ -1,6 +1,7 @@
 #include "cuda/nccl_calls.h"
 
 #include "base/error.h"
+#include "base/fnv1a.h"
 
 namespace zerorun {
 namespace {
@@ -26,11 +27,6 @@ ncclDataType_t type_of(at::ScalarType dtype) {
     default:
       ZR_CHECK(false, std::string("no sums of ") + c10::toString(dtype));
   }
-}
-
-// FNV-1a, by words instead of bytes.
-uint64_t mixed(uint64_t hash, uint64_t word) {
-  return (hash ^ word) * 0x100000001b3;
 }
 
 }  // namespace
@@ -73,11 +69,11 @@ ncclResult_t enqueue(const CollectiveCall& call, ncclComm_t comm, cudaStream_t s
 }
 
 uint64_t shape_of(std::span<const CollectiveCall> calls) {
-  uint64_t hash = 0xcbf29ce484222325;
+  uint64_t hash = kFnv1aStart;
   for (const CollectiveCall& call : calls) {
-    hash = mixed(hash, static_cast<uint64_t>(call.kind));
-    hash = mixed(hash, static_cast<uint64_t>(call.output.scalar_type()));
-    hash = mixed(hash, static_cast<uint64_t>(call.output.numel()));
+    hash = fnv1a(hash, static_cast<uint64_t>(call.kind));
+    hash = fnv1a(hash, static_cast<uint64_t>(call.output.scalar_type()));
+    hash = fnv1a(hash, static_cast<uint64_t>(call.output.numel()));
   }
   return hash;
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/fnv1a.h"
+
 namespace zerorun {
 namespace {
 
@@ -10,8 +12,8 @@ namespace {
 constexpr size_t kMostRemembered = 8;
 
 uint64_t hash_of(std::span<const int> buckets) {
-  uint64_t hash = 14695981039346656037U;  // FNV-1a
-  for (const int bucket : buckets) hash = (hash ^ static_cast<uint64_t>(bucket)) * 1099511628211U;
+  uint64_t hash = kFnv1aStart;
+  for (const int bucket : buckets) hash = fnv1a(hash, static_cast<uint64_t>(bucket));
   return hash;
 }
 

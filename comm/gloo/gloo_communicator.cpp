@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/fnv1a.h"
 #include "base/process.h"
 #include "base/route.h"
 #include "comm/deadline.h"
@@ -318,8 +319,7 @@ class GlooCommunicator : public Communicator {
     const auto kind = static_cast<size_t>(call.kind);
     const int number = number_[kind] = (number_[kind] + 1) & 0x1ff;
     uint64_t& history = history_[kind];
-    history = (history ^ static_cast<uint64_t>(call.input.numel())) * 1099511628211ULL;
-    for (unsigned char byte : call.label) history = (history ^ byte) * 1099511628211ULL;
+    history = fnv1a(fnv1a(history, static_cast<uint64_t>(call.input.numel())), call.label);
     return number << 22 | static_cast<int>(kind) << 19 |
            static_cast<int>(history * 0x9e3779b97f4a7c15ULL >> 45);
   }

@@ -9,6 +9,7 @@
 
 #include "base/cores.h"
 #include "base/error.h"
+#include "base/fnv1a.h"
 #include "comm/nontemporal.h"
 #include "comm/rank_order_sum.h"
 
@@ -27,12 +28,6 @@ constexpr milliseconds kTransferPatienceWithDropped(10'000);
 std::chrono::microseconds spin_of(int world_size) {
   const bool own = count_usable_cores() >= world_size * at::get_num_threads();
   return std::chrono::microseconds(own ? 100 : 0);
-}
-
-uint64_t hash_of(const std::string& label) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (unsigned char byte : label) hash = (hash ^ byte) * 1099511628211ULL;
-  return hash;
 }
 
 void copy_bytes(const at::Tensor& to, int64_t slice, const void* from, size_t bytes) {
@@ -94,7 +89,7 @@ std::shared_ptr<SharedTransfers::Transfer> SharedTransfers::start(CollectiveCall
   control_.post(transfer->which,
                 {.numel = mine.input.numel(),
                  .offset = transfer->offset,
-                 .label_hash = hash_of(mine.label),
+                 .label_hash = fnv1a(kFnv1aStart, mine.label),
                  .dtype = static_cast<int32_t>(mine.input.scalar_type()),
                  .root = mine.root,
                  .in_place = transfer->in_place},

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fnv1a.h"
 #include "config/check.h"
 #include "config/compare.h"
 #include "config/config.h"
@@ -30,8 +31,7 @@ constexpr std::string_view origin = "fuzzed";
 }
 
 uint64_t hash_of(std::string_view text) {
-  uint64_t hash = 14695981039346656037U;
-  for (const unsigned char c : text) hash = (hash ^ c) * 1099511628211U;
+  const uint64_t hash = fnv1a(kFnv1aStart, text);
   return hash ^ (hash >> 32);
 }
 

@@ -2,18 +2,17 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <span>
 #include <string>
 
+#include "base/fnv1a.h"
+
 namespace zerorun::testing {
 
-inline std::string fnv1a(std::span<const std::byte> bytes) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const std::byte byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 1099511628211ULL;
+inline std::string hash_of_fixture(std::span<const std::byte> bytes) {
   char text[17];
-  std::snprintf(text, sizeof(text), "%016lx", static_cast<unsigned long>(hash));
+  std::snprintf(text, sizeof(text), "%016lx", static_cast<unsigned long>(fnv1a(bytes)));
   return text;
 }
 

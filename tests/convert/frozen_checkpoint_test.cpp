@@ -133,11 +133,11 @@ TEST_CASE("Frozen parameters and buffers of DeepSpeed's checkpoints are read and
       const int64_t numel = numel_of(one.shape);
       std::vector<std::byte> bytes(static_cast<size_t>(numel * element_bytes(one.dtype)));
       read(found.states.at(one.state), 0, bytes);
-      CHECK(fnv1a(bytes) == one.hash);
+      CHECK(hash_of_fixture(bytes) == one.hash);
       std::ranges::fill(bytes, std::byte{0xee});
       CHECK(saved.dtype_of(one.parameter, one.state) == one.dtype);
       saved.read(one.parameter, one.state, 0, numel, bytes);
-      CHECK(fnv1a(bytes) == one.hash);
+      CHECK(hash_of_fixture(bytes) == one.hash);
     }
   }
 }

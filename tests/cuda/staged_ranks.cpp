@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "base/fnv1a.h"
 #include "comm/connect/rendezvous.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/support/recording_device.h"
@@ -81,14 +82,9 @@ Outcome outcome_from(const json& object) {
           .violations = object["violations"]};
 }
 
-// FNV-1a hash of the tensor's bytes.
 uint64_t hash_of(const at::Tensor& tensor) {
   const at::Tensor values = tensor.contiguous();
-  const auto* byte = static_cast<const uint8_t*>(values.const_data_ptr());
-  uint64_t hash = 14695981039346656037ULL;
-  for (const uint8_t* end = byte + values.nbytes(); byte != end; ++byte)
-    hash = (hash ^ *byte) * 1099511628211ULL;
-  return hash;
+  return fnv1a({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
 }
 
 int64_t longest_delay() {

@@ -52,7 +52,7 @@ std::string hash_of(const at::Tensor& values, const std::string& dtype) {
   const std::map<std::string, at::ScalarType> dtypes = {
       {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}, {"int64", at::kLong}};
   const at::Tensor whole = values.detach().to(dtypes.at(dtype)).clone().contiguous();
-  return fnv1a({static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()});
+  return hash_of_fixture({static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()});
 }
 
 using Hashes = std::map<std::string, std::string>;
@@ -70,7 +70,8 @@ Hashes expected_of(const DeepSpeedCheckpoint& source, const json& truth, at::Sca
     read(source.parameters.at(parameter).states.at(round_to == at::kFloat ? "value" : "master"), 0,
          {static_cast<std::byte*>(values.mutable_data_ptr()), values.nbytes()});
     values = values.to(round_to);
-    hashes[parameter] = fnv1a({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
+    hashes[parameter] =
+        hash_of_fixture({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
   }
   return hashes;
 }

@@ -21,7 +21,7 @@ namespace {
 using nlohmann::json;
 
 std::string hash_of(const at::Tensor& values) {
-  return fnv1a({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
+  return hash_of_fixture({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
 }
 
 // FNV-1a hashes of weights, by parameter name.

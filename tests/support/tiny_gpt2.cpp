@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/fnv1a.h"
 #include "samples/gpt2/model.h"
 #include "samples/gpt2/sampler.h"
 #include "samples/gpt2/weights.h"
@@ -26,12 +27,6 @@ constexpr size_t kTextBytes = 32768;
 // FNV-1a hash of the text's bytes. Their sha256 is
 // 6b24a465de31c6e83313e6c43a8c3a83c7d21329ac17ef28dd916d14bf0a72ba.
 constexpr uint64_t kTextHash = 0xcc70d9aadc57e883ULL;
-
-uint64_t fnv1a(const std::vector<uint8_t>& bytes) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (uint8_t byte : bytes) hash = (hash ^ byte) * 1099511628211ULL;
-  return hash;
-}
 
 samples::Gpt2 load_model() {
   static std::mutex construction;  // all threads share LibTorch's default generator
@@ -76,7 +71,7 @@ const std::vector<uint8_t>& golden_text() {
     std::ifstream file(path, std::ios::binary);
     std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
     bytes.resize(std::min(bytes.size(), kTextBytes));
-    if (bytes.size() != kTextBytes || fnv1a(bytes) != kTextHash) {
+    if (bytes.size() != kTextBytes || fnv1a(std::as_bytes(std::span(bytes))) != kTextHash) {
       std::printf("skipped: %s is not the text that the golden traces were made with\n", path.c_str());
       std::exit(77);
     }
