@@ -32,7 +32,7 @@ endforeach()
 # A unity build compiles several files as one: everything takes less time, one changed file more.
 option(ZERORUN_UNITY "Compile several files as one (scripts/build does so in a new build folder)" OFF)
 set(CMAKE_UNITY_BUILD ${ZERORUN_UNITY})
-set(CMAKE_UNITY_BUILD_BATCH_SIZE 10)
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 21)
 
 # For files with a class that has members of a type in an unnamed namespace. g++ warns of such classes outside of a
 # compilation's main file.
