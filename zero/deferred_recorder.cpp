@@ -176,6 +176,11 @@ bool writes_any(const std::vector<TapeSlot>& slots) {
   return std::any_of(slots.begin(), slots.end(), [](const TapeSlot& slot) { return slot.written; });
 }
 
+// Whether the operator gives the host a value: item(), equal(), a condition in the code.
+bool tells_host(const c10::OperatorHandle& op, const std::vector<TapeSlot>& deferred) {
+  return !returns_tensors_only(op.schema()) && !op.schema().returns().empty() && !writes_any(deferred);
+}
+
 // Draws the random numbers that plain construction would draw, and discards them.
 torch::jit::Stack run_on_scratch(const c10::OperatorHandle& op, torch::jit::Stack arguments) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -248,6 +253,20 @@ torch::jit::Stack foretell(const c10::OperatorHandle& op, const torch::jit::Stac
   }
   check_trial(op, deferred, inputs, results);
   return results;
+}
+
+// Computes the values that the operator reads, for this call only: torch.nn.init.trunc_normal_ of Python asks
+// whether all numbers lie within its bounds.
+void run_on_values(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
+                   torch::jit::Stack* stack) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  InterceptionPause pause;
+  torch::jit::Stack results = replace_tensors(arguments, [](const at::Tensor& tensor) {
+    return deferred_owner_of(tensor) ? make_tensor(tensor) : tensor;
+  });
+  op.callBoxed(results);
+  torch::jit::drop(*stack, arguments.size());
+  for (c10::IValue& result : results) stack->push_back(std::move(result));
 }
 
 // Tensors on Meta have no values for initialize() to compute (transformers loads weights into a model on
@@ -345,6 +364,8 @@ void DeferredRecorder::record(const c10::OperatorHandle& op, c10::DispatchKeySet
     change_view(op, below, seen.deferred, stack);
   } else if (!seen.deferred.empty() && asks_for_meta(seen.values)) {
     run_on_meta(op, seen.values, stack);
+  } else if (!seen.deferred.empty() && tells_host(op, seen.deferred)) {
+    run_on_values(op, seen.values, stack);
   } else if (!building_ && is_clone(op) && !seen.deferred.empty()) {
     run_clone(op, below, stack);
   } else if (!seen.deferred.empty()) {
@@ -396,7 +417,7 @@ void DeferredRecorder::record_deferred(const c10::OperatorHandle& op, const Argu
   const c10::FunctionSchema& schema = op.schema();
   if (seen.foreign) refuse(op, "it also has tensors of an engine, or writes to tensors of another scope");
   if (!returns_tensors_only(schema) && !(schema.returns().empty() && writes_any(seen.deferred))) {
-    refuse(op, "it would give the host a value (item(), equal(), printing, a condition in the code)");
+    refuse(op, "it writes them and gives the host a value");
   }
   if (!building_ && seen.differentiable && c10::GradMode::is_enabled() && !only_copies(op)) {
     refuse(op, "it is recorded for a backward pass, as if the model was in use",

@@ -17,6 +17,7 @@ class Patches(torch.nn.Module):
         self.scale = torch.nn.Parameter(0.1 * torch.ones(8) + 1)
         self.mix = torch.nn.Linear(8, 8)
         torch.nn.init.trunc_normal_(self.mix.weight, std=0.02)
+        torch.nn.init.trunc_normal_(self.mix.bias, a=2.0, b=3.0)  # torch 2.15 draws these in another way
         self.out = torch.nn.Linear(8, 8)
         torch.nn.init.orthogonal_(self.out.weight)
         with torch.no_grad():
@@ -41,6 +42,18 @@ def test_numbers_of_python(stage):
     del kept
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_new_tensor():
+    with zerorun.zero.Init():
+        model = net()
+        assert torch.equal(model[0].weight.new_tensor([1, 2]), torch.tensor([1.0, 2.0]))
+    engine = zerorun.initialize(model=model, config=config(3, bf16={"enabled": True}))[0]
+    weight = engine.module[0].weight
+    assert weight.new_tensor([1, 2]).dtype == torch.bfloat16
+    assert weight.new_tensor(3, dtype=torch.int64).item() == 3
+    with pytest.raises(TypeError):
+        weight.new_tensor()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "vit"])

@@ -11,9 +11,11 @@ docs/python.md has the differences.
 
 from ._check import load_core as _load_core
 from ._nccl import set_variables as _set_nccl_variables
+from ._new_tensor import install as _install_new_tensor
 
 _set_nccl_variables()
 _core = _load_core()
+_install_new_tensor()
 
 from ._core import CommError, Error, InternalError, TrainingError, UserError  # noqa: E402
 from . import checkpointing, comm, ops, runtime, utils, zero  # noqa: E402

@@ -1,0 +1,20 @@
+"""torch.Tensor.new_tensor() for parameters of an engine or of zero.Init: torch derives the device from their dispatch keys, and
+does not know one of them. torch.nn.init.trunc_normal_() calls it from torch 2.15 on."""
+
+import torch
+
+_torchs = torch.Tensor.new_tensor
+
+
+def _new_tensor(self, data, **options):
+    try:
+        return _torchs(self, data, **options)
+    except RuntimeError as error:
+        if "DeferredInit" not in str(error):  # the key's name
+            raise
+    given = {name: value for name, value in options.items() if value is not None}
+    return torch.tensor(data, **{"dtype": self.dtype, "device": self.device, **given})
+
+
+def install():
+    torch.Tensor.new_tensor = _new_tensor
