@@ -294,6 +294,15 @@ class ClientOptimizer : public ShardOptimizer {
 
 }  // namespace
 
+// LibTorch 2.15 gives a group the default options in place of its own, if their class is none of
+// torch::optim.
+ForeignOptimizer::ForeignOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups)
+    : Optimizer(groups, std::make_unique<ForeignOptions>()) {
+  for (size_t group = 0; group < groups.size(); ++group) {
+    param_groups()[group].set_options(groups[group].options().clone());
+  }
+}
+
 void check_client_optimizer(const torch::optim::Optimizer& optimizer) {
   {
     std::lock_guard lock(mutex_of_used());

@@ -31,7 +31,8 @@ struct ForeignOptions : torch::optim::OptimizerOptions {
 /// shards, by their grad().
 class ForeignOptimizer : public torch::optim::Optimizer {
  public:
-  using Optimizer::Optimizer;
+  /// `groups` have ForeignOptions.
+  explicit ForeignOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups);
   virtual std::string name() const = 0;
   /// Names of the float32 moments that it keeps for each parameter.
   virtual std::vector<std::string> moments() const = 0;

@@ -22,7 +22,7 @@ std::vector<torch::optim::OptimizerParamGroup> options_of(const std::vector<Para
 }  // namespace
 
 PythonOptimizer::PythonOptimizer(py::object flat, const std::vector<ParameterGroup>& groups)
-    : ForeignOptimizer(options_of(groups), std::make_unique<ForeignOptions>()), flat_(std::move(flat)) {
+    : ForeignOptimizer(options_of(groups)), flat_(std::move(flat)) {
   name_ = flat_.attr("name").cast<std::string>();
   moments_ = flat_.attr("moments").cast<std::vector<std::string>>();
 }
