@@ -4,7 +4,7 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 # The version of LibTorch that scripts/setup installs if no other is chosen.
-default_torch=2.11
+default_torch=2.15
 
 # use_torch VERSION: lets this script and those that it calls use LibTorch VERSION (such as 2.15), whatever the checkout uses
 # otherwise, in folders of its own: build-torch2.15, .deps/python-torch2.15.
