@@ -93,3 +93,8 @@ class LRRangeTest(_Schedule):
             lr_range_test_min_lr=lr_range_test_min_lr, lr_range_test_step_size=lr_range_test_step_size,
             lr_range_test_step_rate=lr_range_test_step_rate, lr_range_test_staircase=lr_range_test_staircase),
                          last_batch_iteration)
+
+
+LR_RANGE_TEST, ONE_CYCLE = LRRangeTest.__name__, OneCycle.__name__
+WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR = WarmupLR.__name__, WarmupDecayLR.__name__, WarmupCosineLR.__name__
+VALID_LR_SCHEDULES = [LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR]
