@@ -62,6 +62,4 @@ losses.clear()
 accelerator.load_state(f"{out}.state/middle")
 train(accelerator.skip_first_batches(loader, 6))
 accelerator.wait_for_everyone()
-saved = transformers.AutoModelForCausalLM.from_pretrained(f"{out}.saved") if stage in ("plain", "0", "1", "2") else None
-write(out, None if stage == "plain" else model, trained, resumed=losses, rates=rates,
-      saved=saved and sum(tensor.double().abs().sum().item() for tensor in saved.state_dict().values()))
+write(out, None if stage == "plain" else model, trained, resumed=losses, rates=rates, saved=f"{out}.saved")

@@ -72,12 +72,9 @@ history = [{name: entry[name] for name in ("loss", "eval_loss", "grad_norm", "le
 best = pathlib.Path(trainer.state.best_model_checkpoint).name
 after = trainer.evaluate()["eval_loss"]
 trainer.save_model(str(work / "saved"))
-torch.distributed.barrier()
-loaded = transformers.AutoModelForCausalLM.from_pretrained(str(work / "saved")) if stage != "3" else None
 engine = None if stage == "plain" else trainer.model_wrapped
 trained = list(losses)
 losses = []
 if stage != "plain":  # transformers cannot resume on CPUs without DeepSpeed
     make_trainer(resumes=True).train(resume_from_checkpoint=str(work / "checkpoint-4"))
-write(out, engine, trained, resumed=losses, history=history, best=best, after=after,
-      saved=sum(tensor.double().abs().sum().item() for tensor in loaded.state_dict().values()) if loaded else None)
+write(out, engine, trained, resumed=losses, history=history, best=best, after=after, saved=str(work / "saved"))
