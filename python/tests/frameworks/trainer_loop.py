@@ -77,4 +77,9 @@ trained = list(losses)
 losses = []
 if stage != "plain":  # transformers cannot resume on CPUs without DeepSpeed
     make_trainer(resumes=True).train(resume_from_checkpoint=str(work / "checkpoint-4"))
-write(out, engine, trained, resumed=losses, history=history, best=best, after=after, saved=str(work / "saved"))
+transformers.integrations.deepspeed.unset_hf_deepspeed_config()  # the saved model is loaded without DeepSpeed
+loaded = transformers.AutoModelForCausalLM.from_pretrained(str(work / "saved"), attn_implementation="eager").eval()
+tokens = torch.tensor([evaluate[0]["input_ids"]])
+with torch.no_grad():
+    loaded = loaded(input_ids=tokens, labels=tokens).loss.item()
+write(out, engine, trained, resumed=losses, history=history, best=best, after=after, loaded=loaded, saved=str(work / "saved"))
