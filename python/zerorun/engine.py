@@ -11,12 +11,12 @@ import torch
 
 from . import _core, _registry, client_state as states, data, zero_to_fp32
 from ._core import CommError, Error, UserError
-from .comm import init_distributed, take_over_launcher
+from .comm import get_world_size, init_distributed, take_over_launcher
 from .errors import not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
-from .inputs import given_config, path_for_core, read_config, refuse_models, shown, tag_for_core
+from .inputs import given_config, path_for_core, read_config, refuse_lone_ranks, refuse_models, shown, tag_for_core
 from .model_watch import ModelWatch
 from .module_notes import explained_errors, log_conversions, log_left_out
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
@@ -46,6 +46,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     take_over_launcher()
     if dist_init_required is not False:
         init_distributed()
+    refuse_lone_ranks(get_world_size())
     config = given_config(args, config if config is not None else config_params)
     text, origin = read_config(config)
     engine = Engine(model, text, origin, config=config, optimizer=optimizer, model_parameters=model_parameters,
