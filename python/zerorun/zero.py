@@ -5,6 +5,7 @@ import torch
 from . import _core
 from ._core import UserError
 from ._registry import divide
+from .partitioned import note_values_made
 from .raw_access import gather_arguments  # noqa: F401
 
 
@@ -62,6 +63,7 @@ class GatheredParameters(_core.ScopeStack):
             raise UserError(f"GatheredParameters(modifier_rank={self._modifier_rank}) before initialize(): call "
                             "zerorun.init_distributed() first, which connects the ranks")
         for parameter in deferred:
+            note_values_made(parameter)
             parameter.data = _core.make_tensor(parameter)
 
     def _leave(self, depth, failed):
