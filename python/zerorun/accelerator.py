@@ -181,3 +181,7 @@ def get_accelerator():
     if _accelerator is None:
         _accelerator = Accelerator()
     return _accelerator
+
+
+def is_current_accelerator_supported():
+    return True

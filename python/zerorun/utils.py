@@ -108,6 +108,16 @@ def unset_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found=True):
     return found
 
 
+def set_z3_leaf_modules_by_name(model, module_names, flag=True, raise_if_not_found=True):
+    """The same for modules with these names in named_modules(). Returns them, and the names that no module has."""
+    return _set_named(model, module_names, flag, raise_if_not_found, lambda name, wanted: name == wanted)
+
+
+def set_z3_leaf_modules_by_suffix(model, module_name_suffixes, flag=True, raise_if_not_found=True):
+    """The same for modules whose names end so."""
+    return _set_named(model, module_name_suffixes, flag, raise_if_not_found, str.endswith)
+
+
 def set_z3_leaf_module(model, flag):
     """The same for one module."""
     engine = _registry.engine_of(list(model.parameters())[:1])
@@ -131,3 +141,14 @@ def _modules(model, classes, raise_if_not_found):
     if not found and raise_if_not_found:
         raise UserError(f"set_z3_leaf_modules(): the model has no module of {list(classes)}")
     return found
+
+
+def _set_named(model, wanted, flag, raise_if_not_found, fits):
+    modules = dict(model.named_modules())
+    found = {name: module for name, module in modules.items() if any(fits(name, each) for each in wanted)}
+    missing = [each for each in wanted if not any(fits(name, each) for name in modules)]
+    if missing and raise_if_not_found:
+        raise UserError(f"set_z3_leaf_modules_by_name(): the model has no module {', '.join(missing)}")
+    for module in found.values():
+        set_z3_leaf_module(module, flag)
+    return list(found.values()), missing
