@@ -53,11 +53,11 @@ def run(case, folder, corpus, variables):
         command += ["accelerate.commands.launch", "--config_file", str(_yaml(out, stage, kind))]
     else:
         command += ["torch.distributed.run", "--nproc_per_node", "2"]
-    # Without "torchrun" in front of "accelerate", which would hide a deepspeed that the variables name.
     more = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **variables}
     path = [str(FRAMEWORKS), *filter(None, [variables.get("PYTHONPATH")])]
+    # accelerate adds the current folder to PYTHONPATH, so it must not be one with a folder zerorun.
     done = subprocess.run([*command, "--master_port" if command[3] == "torch.distributed.run" else "--main_process_port",
-                           str(free_port()), str(FRAMEWORKS / program), *arguments], timeout=300, check=False,
+                           str(free_port()), str(FRAMEWORKS / program), *arguments], timeout=300, check=False, cwd=folder,
                           env={**environment(), **more, "PYTHONPATH": os.pathsep.join(path)}, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0 and not (out.exists() and variables.get("MAY_ABORT")):

@@ -47,8 +47,8 @@ def test_a_program_on_a_framework(case, folder, corpus, plain):
     program, stage, kind = case
     ran, allowed = run(case, folder, corpus, variables()), ALLOWED[program, kind]
     check_engine(ran["engine"])
-    theirs = RECORDED[" ".join(case)]
-    if "error" not in theirs and case not in WRONG_IN_DEEPSPEED:
+    theirs = RECORDED.get(" ".join(case), {})  # Lightning's strategy gives DeepSpeed no device on CPUs
+    if "losses" in theirs and case not in WRONG_IN_DEEPSPEED:
         compare(ran, theirs, allowed)
     if plain_of(case) is not None:
         compare(ran, plain(plain_of(case)), allowed)
@@ -57,7 +57,7 @@ def test_a_program_on_a_framework(case, folder, corpus, plain):
     if program in ("trainer_loop.py", "peft_loop.py"):
         assert ran["resumed"] == ran["losses"][0][-len(ran["resumed"]):]  # to the bit
     if program == "peft_loop.py":
-        assert not any("base" in name for name in ran["saved"])
+        assert all("lora_" in name for name in ran["saved"])
 
 
 def check_engine(engine):
