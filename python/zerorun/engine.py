@@ -330,8 +330,10 @@ class Engine(Facts, torch.nn.Module):
             log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", shown(load_dir))
             return None, None
         whole = not (load_module_only or self._config["computes_only"])
+        # Without a schedule of the engine, learning rates and counts of steps are the optimizer's.
+        counts = load_lr_scheduler_states or (load_optimizer_states and not self._config["has_scheduler"])
         found, text, tensors = self._core.load_checkpoint(folder, folder_tag, load_module_strict,
-                                                          load_optimizer_states and whole, load_lr_scheduler_states and whole)
+                                                          load_optimizer_states and whole, counts and whole)
         path = os.fsdecode(found)
         state = states.read(text, tensors) or {}
         schedule, numbers = ((state.pop(key, None) for key in (_SCHEDULE_KEY, _OPTIMIZER_KEY)) if isinstance(state, dict)

@@ -1,5 +1,6 @@
 """Lightning's Fabric or Trainer with its DeepSpeed strategy. lightning_loop.py STAGE fabric|trainer OUT; STAGE "plain": by DDP"""
 
+import copy
 import os
 import pathlib
 import sys
@@ -11,9 +12,8 @@ from report import write
 
 stage, kind, out = sys.argv[1:]
 BATCH, STEPS = 4, 8
-config = {"train_micro_batch_size_per_gpu": BATCH, "gradient_clipping": 0.0, "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "adam_w_mode": False}},
+config = {"train_micro_batch_size_per_gpu": BATCH, "gradient_clipping": 0.0,
           "zero_optimization": {"stage": int(stage) if stage != "plain" else 0, "stage3_param_persistence_threshold": 0}}
-del config["optimizer"]  # the program has one
 
 
 def draw(number, rank):
@@ -105,26 +105,30 @@ if kind == "fabric":
     train(range(state["number"], STEPS), resumed)
     engine = fabric.strategy._deepspeed_engine if stage != "plain" else None
 else:
-    strategy = "ddp"
-    if stage != "plain":
-        import lightning.fabric.strategies.deepspeed as fabric_module
+    def make_strategy():
+        if stage == "plain":
+            return "ddp"
         import lightning.pytorch.strategies.deepspeed as module
         from lightning.pytorch.accelerators import CPUAccelerator
         from lightning.pytorch.strategies import DeepSpeedStrategy
 
         # For CPUs, which Lightning refuses here: these two names, and the backend.
         module.CUDAAccelerator, module._validate_device_index_selection = CPUAccelerator, lambda devices: None
-        strategy = DeepSpeedStrategy(config=config, process_group_backend="gloo")
-    loader, model = torch.utils.data.DataLoader(OneRank(rank), BATCH), Module()
+        return DeepSpeedStrategy(config=copy.deepcopy(config), process_group_backend="gloo")
 
-    def make_trainer(epochs):
-        return lightning.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=epochs, logger=False,
-                                 enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-                                 enable_checkpointing=False, gradient_clip_val=None)
+    loader = torch.utils.data.DataLoader(OneRank(rank), BATCH)
 
-    trainer = make_trainer(2)
-    trainer.fit(model, loader)
-    trainer.save_checkpoint(work / "checkpoint.ckpt")
-    losses, resumed = list(model.losses), []
+    def fit(epochs, resume=None):
+        trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=make_strategy(), max_epochs=epochs, logger=False,
+                                    enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
+                                    enable_checkpointing=False, default_root_dir=work)
+        module = Module()
+        trainer.fit(module, loader, ckpt_path=resume)
+        return trainer, module.losses
+
+    first, _ = fit(1)
+    first.save_checkpoint(work / "checkpoint.ckpt")
+    _, resumed = fit(2, work / "checkpoint.ckpt")
+    trainer, losses = fit(2)
     engine = trainer.strategy.model if stage != "plain" else None
 write(out, engine, losses, resumed=resumed)
