@@ -25,8 +25,8 @@ NOT_OF_DEEPSPEED = {"deepspeed.utils.is_initialized"}
 def run(*command, expect=0, **more):
     variables = {**environment(), **more}
     variables["PYTHONPATH"] = more.get("PYTHONPATH", "")
-    done = subprocess.run(list(map(str, command)), env=variables, cwd=PROGRAMS, timeout=120, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, check=False)
+    done = subprocess.run(list(map(str, command)), env=variables, cwd=PROGRAMS, timeout=120, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == expect, done.stdout
     return done.stdout
 

@@ -1,5 +1,5 @@
-"""What DeepSpeed's partitioned parameters and their optimizer say of themselves, for programs that ask: ds_id, ds_shape, ds_numel and
-ds_status of a parameter that stage 3 partitions or that zero.Init has made, and optimizer.parameter_offload."""
+"""What DeepSpeed's partitioned parameters and their optimizer say of themselves, for programs that ask: ds_id, ds_shape, ds_numel
+and ds_status of a parameter that stage 3 partitions or that zero.Init has made, and optimizer.parameter_offload."""
 
 import enum
 import itertools

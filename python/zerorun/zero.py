@@ -35,9 +35,9 @@ class Init:
 
 class GatheredParameters(_core.ScopeStack):
     """In this scope each rank has all values of `params`, so that one rank alone can read them, or code without torch's
-    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end, also `parameter.data = ...`. A collective.
-    The parameters may belong to several engines; those of no engine stay as they are. Before initialize() parameters made under
-    zero.Init get their values here on each rank, and keep them."""
+    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end, also `parameter.data = ...`. A
+    collective. The parameters may belong to several engines; those of no engine stay as they are. Before initialize()
+    parameters made under zero.Init get their values here on each rank, and keep them."""
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
         super().__init__()

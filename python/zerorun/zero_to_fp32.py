@@ -1,5 +1,5 @@
-"""deepspeed.utils.zero_to_fp32: the weights of a checkpoint in fp32, as a state_dict or as files. `zerorun checkpoint export` reads
-the checkpoint; save_checkpoint() leaves a script beside its checkpoints that calls main()."""
+"""deepspeed.utils.zero_to_fp32: the weights of a checkpoint in fp32, as a state_dict or as files. `zerorun checkpoint export`
+reads the checkpoint; save_checkpoint() leaves a script beside its checkpoints that calls main()."""
 
 import argparse
 import json
@@ -64,7 +64,8 @@ def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output_dir, max_s
         torch.save({key: state[key].clone() for key in shard}, os.path.join(output_dir, name))
     if len(shards) > 1:
         total = sum(value.nbytes for value in state.values())
-        index = {"metadata": {"total_size": total}, "weight_map": {key: name for name, shard in zip(names, shards) for key in shard}}
+        index = {"metadata": {"total_size": total},
+                 "weight_map": {key: name for name, shard in zip(names, shards) for key in shard}}
         path = pathlib.Path(output_dir) / "pytorch_model.bin.index.json"
         path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
