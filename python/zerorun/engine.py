@@ -9,17 +9,18 @@ import weakref
 
 import torch
 
-from . import _core, _registry, client_state as states, data
+from . import _core, _registry, client_state as states, data, zero_to_fp32
 from ._core import CommError, Error, UserError
 from .comm import init_distributed, take_over_launcher
 from .errors import not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
-from .inputs import path_for_core, read_config, refuse_models, shown, tag_for_core
+from .inputs import given_config, path_for_core, read_config, refuse_models, shown, tag_for_core
 from .model_watch import ModelWatch
 from .module_notes import explained_errors, log_conversions, log_left_out
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
+from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
 from .state_dicts import show_parameters
 
@@ -45,8 +46,9 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     take_over_launcher()
     if dist_init_required is not False:
         init_distributed()
-    text, origin = read_config(args, config if config is not None else config_params)
-    engine = Engine(model, text, origin, optimizer=optimizer, model_parameters=model_parameters,
+    config = given_config(args, config if config is not None else config_params)
+    text, origin = read_config(config)
+    engine = Engine(model, text, origin, config=config, optimizer=optimizer, model_parameters=model_parameters,
                     lr_scheduler=lr_scheduler, arguments=arguments)
     loader = engine.deepspeed_io(training_data, collate_fn=collate_fn) if training_data is not None else None
     return engine, engine.optimizer, loader, engine.lr_scheduler
@@ -55,7 +57,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
 class Engine(Facts, torch.nn.Module):
     """Calls the model and runs ZeRO on its parameters. A model has one engine on each rank, used by one thread at a time."""
 
-    def __init__(self, model, config_text, origin, optimizer=None, model_parameters=None, lr_scheduler=None,
+    def __init__(self, model, config_text, origin, config=None, optimizer=None, model_parameters=None, lr_scheduler=None,
                  arguments=None):
         super().__init__()
         if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
@@ -83,6 +85,7 @@ class Engine(Facts, torch.nn.Module):
         self.is_destroyed = False
         self._stepped = False
         self.module = model
+        self.config = config  # what was passed: a dict or a path
         self._config = self._core.config()
         self._parameter_names = {id(tensor): name for name, tensor in given.parameters}
         self._model_watch = ModelWatch(model)
@@ -95,6 +98,8 @@ class Engine(Facts, torch.nn.Module):
         if not self._config["computes_only"]:
             self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
             self.optimizer.pull()
+            if self._config["stage"] == 3:
+                self.optimizer.parameter_offload = ParameterOffload(model)
             self.lr_scheduler = self._make_schedule(lr_scheduler)
         self._scheduled_steps = 0
         self._client_watch = ClientWatch(self, optimizer) if optimizer is not None else None
@@ -297,6 +302,8 @@ class Engine(Facts, torch.nn.Module):
             raise refusal from failure
         self._core.save_checkpoint(folder, folder_tag, text, tensors, save_latest, exclude_frozen_parameters, keep_last,
                                    asynchronous)
+        if self._core.rank() == 0:
+            zero_to_fp32.leave_script(save_dir)
         return True
 
     def _state_to_save(self, client_state):
@@ -359,10 +366,22 @@ class Engine(Facts, torch.nn.Module):
                 state[name] = whole.cpu() if isinstance(whole, torch.Tensor) else whole
         return state if is_first else None
 
-    _zero3_consolidated_16bit_state_dict = consolidated_16bit_state_dict
+    _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict = consolidated_16bit_state_dict
+
+    def zero_gather_16bit_weights_on_model_save(self):
+        """What the config says. consolidated_16bit_state_dict() works either way."""
+        return '"stage3_gather_16bit_weights_on_model_save": true' in self.resolved_config
 
     def module_state_dict(self, destination=None, prefix="", keep_vars=False, exclude_frozen_parameters=False):
-        return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        if exclude_frozen_parameters:
+            for name, parameter in self.module.named_parameters(remove_duplicate=False):
+                if not parameter.requires_grad:
+                    state.pop(prefix + name, None)
+        return state
+
+    def empty_partition_cache(self):
+        """Has no effect: the engine releases gathered parameters itself."""
 
     def offload_states(self, include=None, device=None, pin_memory=True, non_blocking=False):
         self._core.offload_states()

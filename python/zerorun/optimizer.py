@@ -6,20 +6,21 @@ import json
 import torch
 
 from ._core import ParameterGroup, UserError
-from .ops.adam import _Adam
+from .ops.held import HeldOptimizer
 
 _EXPECTED = ("expected torch.optim.Adam, AdamW, SGD, Adagrad or RMSprop, or a subclass that leaves their update as it is, or "
-             "zerorun.ops.adam's FusedAdam or DeepSpeedCPUAdam, or an \"optimizer\" in the config; "
+             "one of zerorun.ops, or an \"optimizer\" in the config; "
              "\"zero_allow_untested_optimizer\": true in the config allows others that are element-wise")
 
 
 def _adam(optimizer, group):
     params = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
-    if isinstance(optimizer, _Adam):
-        extra = dict(bias_correction=optimizer.bias_correction, amsgrad=optimizer.amsgrad)
-        return "Adam", {**params, **extra, "adam_w_mode": optimizer.adam_w_mode}
     decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)
     return "Adam", {**params, "amsgrad": group["amsgrad"], "adam_w_mode": bool(decoupled)}
+
+
+def _held(optimizer, group):
+    return optimizer.kind, optimizer.params_of(group)
 
 
 def _named(kind, names):
@@ -47,7 +48,7 @@ def has_kernel(optimizer):
 
 
 def _find_rule(optimizer):
-    for kind, rule in (*_RULES.items(), (_Adam, _adam)):
+    for kind, rule in (*_RULES.items(), (HeldOptimizer, _held)):
         if isinstance(optimizer, kind) and _updates_as(type(optimizer), kind):
             return rule
     return None
@@ -63,7 +64,7 @@ def _rule_of(optimizer):
 
 def _updates_as(kind, known):
     """Whether a class updates as its base `known`: no class between them replaces anything that the update calls."""
-    if issubclass(kind, _Adam) or kind is known:
+    if issubclass(kind, HeldOptimizer) or kind is known:
         return True
     between = kind.__mro__[:kind.__mro__.index(known)]
     replaced = {name for each in between for name in vars(each) if hasattr(known, name)}

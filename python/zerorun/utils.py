@@ -1,5 +1,6 @@
 """zerorun.utils, as deepspeed.utils: whole states of a parameter, leaf modules, a logger."""
 
+import functools
 import logging
 
 import torch
@@ -19,6 +20,12 @@ def log_dist(message, ranks=None, level=logging.INFO):
 
     if ranks is None or -1 in ranks or get_rank() in ranks:
         logger.log(level, "[Rank %d] %s", get_rank(), message)
+
+
+@functools.lru_cache(None)
+def log_dist_once(message, ranks=None, level=logging.INFO):
+    """The same, once for each message. `ranks`: a tuple."""
+    log_dist(message, ranks, level)
 
 
 def _engine_of(param):
@@ -84,16 +91,43 @@ def safe_get_local_grad(param):
     raise not_supported("safe_get_local_grad()", "take safe_get_full_grad(), which has the whole gradient on all ranks")
 
 
-def set_z3_leaf_modules(model, leaf_module_classes):
+def set_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found=True):
     """Gathers all parameters of modules of these classes around forward and backward. May be called before or after
-    initialize()."""
-    found = [module for target in leaf_module_classes for module in find(model, target)]
-    if not found:
-        raise UserError(f"set_z3_leaf_modules(): the model has no module of {list(leaf_module_classes)}")
-    engine = _registry.engine_of(list(model.parameters())[:1])
+    initialize(). Returns the modules."""
+    found = _modules(model, leaf_module_classes, raise_if_not_found)
     for module in found:
-        if engine is None:
-            setattr(module, MARK, True)
-        else:
-            engine.gather_around(module)
+        set_z3_leaf_module(module, True)
+    return found
+
+
+def unset_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found=True):
+    """Undoes set_z3_leaf_modules(), before initialize(). Returns the modules."""
+    found = _modules(model, leaf_module_classes, raise_if_not_found)
+    for module in found:
+        set_z3_leaf_module(module, False)
+    return found
+
+
+def set_z3_leaf_module(model, flag):
+    """The same for one module."""
+    engine = _registry.engine_of(list(model.parameters())[:1])
+    if engine is not None and not flag:
+        raise UserError("unset_z3_leaf_modules() after initialize(): call it before")
+    setattr(model, MARK, flag)
+    if engine is not None:
+        engine.gather_around(model)
+
+
+def get_z3_leaf_modules(model):
+    return [module for module in model.modules() if z3_leaf_module(module)]
+
+
+def z3_leaf_module(model):
+    return bool(getattr(model, MARK, False))
+
+
+def _modules(model, classes, raise_if_not_found):
+    found = [module for target in classes for module in find(model, target)]
+    if not found and raise_if_not_found:
+        raise UserError(f"set_z3_leaf_modules(): the model has no module of {list(classes)}")
     return found

@@ -1,0 +1,106 @@
+"""Makes the modules of the package deepspeed from the tables in names.py. They look a name up when it is asked for, and then
+keep it, so that programs can replace it."""
+
+import abc
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+
+from .. import NotSupportedError
+from ..errors import not_supported
+from . import names
+from .names import ALL, MODULES, REFUSED
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the submodules of deepspeed. Their __file__ is the table's."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in MODULES or name == "deepspeed":
+            return None
+        is_package = any(other.startswith(name + ".") for other in MODULES)
+        spec = importlib.machinery.ModuleSpec(name, self, origin=names.__file__, is_package=is_package)
+        spec.has_location = True
+        return spec
+
+    def exec_module(self, module):
+        fill(module)
+
+
+def fill_package(package):
+    """Gives the package deepspeed its names and submodules, when it is imported."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+    fill(package)
+
+
+def fill(module):
+    """Gives a module its names."""
+    module.__getattr__ = functools.partial(_look_up, module)
+    module.__dir__ = lambda: sorted({*vars(module), *_names_of(module)})
+    module.__all__ = [name for name in _names_of(module) if not name.startswith("_")]
+
+
+def _names_of(module):
+    found = set()
+    for source, text in MODULES[module.__name__].items():
+        found |= {name.split("=")[0] for name in text.split()} - {ALL}
+        if ALL in text.split():
+            found |= {name for name in vars(importlib.import_module(source)) if not name.startswith("_")}
+    return sorted(found.union(REFUSED.get(module.__name__, {}), _submodules(module)))
+
+
+def _submodules(module):
+    prefix = module.__name__ + "."
+    return {name[len(prefix):] for name in MODULES if name.startswith(prefix) and "." not in name[len(prefix):]}
+
+
+def _look_up(module, name):
+    value = _find(module, name)
+    setattr(module, name, value)
+    return value
+
+
+def _find(module, name):
+    full = f"{module.__name__}.{name}"
+    for source, text in MODULES[module.__name__].items():
+        for entry in text.split():
+            own, _, there = entry.partition("=")
+            if own == name:
+                return getattr(importlib.import_module(source), there or own)
+    if full in MODULES:
+        return importlib.import_module(full)
+    if name in REFUSED.get(module.__name__, {}):
+        return refused_class(full, REFUSED[module.__name__][name])
+    if not name.startswith("_"):
+        for source, text in MODULES[module.__name__].items():
+            if ALL in text.split() and hasattr(importlib.import_module(source), name):
+                return getattr(importlib.import_module(source), name)
+    raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}: it is zerorun under the name deepspeed, whose "
+                         "docs/python.md lists the names that there are", name=name, obj=module)
+
+
+class _MissingAttribute(NotSupportedError, AttributeError):
+    """Of a class that stands for a name which is not supported."""
+
+
+class _Refused(abc.ABCMeta):
+    """Of classes that can be imported, subclassed and asked for by isinstance(), but not called."""
+
+    def __call__(cls, *args, **kwargs):
+        raise not_supported(*cls._zerorun_refusal)
+
+    def __getattr__(cls, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        full, remedy = cls._zerorun_refusal
+        raise _MissingAttribute(f"{full}.{name} is not supported by zerorun: {remedy}")
+
+
+def refused_class(full, remedy):
+    """The class that stands for the name `full`. Making one, or calling the name as a function, raises NotSupportedError."""
+    module, _, name = full.rpartition(".")
+    return _Refused(name, (), {"__module__": module, "__doc__": f"Not supported by zerorun: {remedy}",
+                               "_zerorun_refusal": (full, remedy)})
