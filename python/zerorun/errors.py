@@ -3,6 +3,10 @@
 from ._core import UserError
 
 
+class BadArgument(UserError, ValueError):
+    """An argument of a function that cannot be, where DeepSpeed raises ValueError."""
+
+
 class NotSupportedError(UserError, NotImplementedError):
     """A function of DeepSpeed that ZeroRun does not have. The message names the remedy."""
 

@@ -7,6 +7,7 @@ import torch
 
 from ._core import ParameterGroup, UserError
 from .ops.held import HeldOptimizer
+from .runtime.lr_schedules import starting_momentum
 
 _EXPECTED = ("expected torch.optim.Adam, AdamW, SGD, Adagrad or RMSprop, or a subclass that leaves their update as it is, or "
              "one of zerorun.ops, or an \"optimizer\" in the config; "
@@ -293,6 +294,14 @@ class ConfigSchedule:
         return self._engine.get_lr()
 
     get_last_lr = get_lr
+
+    def get_mom(self):
+        """(momentum, beta2) of each group, or None where the schedule leaves them alone."""
+        params = self._engine._settings()["scheduler"]["params"]
+        if not params.get("cycle_momentum"):
+            return None
+        betas = self._engine.get_mom()
+        return starting_momentum(betas, params["cycle_max_mom"]) if self._engine.global_steps == 0 else betas
 
     def step(self, *args, **kwargs):
         """Has no effect: the engine advances the schedule with each applied optimizer step."""

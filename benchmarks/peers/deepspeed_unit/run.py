@@ -105,7 +105,7 @@ class Run:
             events.touch()
             start = output.tell()
             process = subprocess.Popen(
-                ["nice", "-n", "10", *pytest(self.options.python, "--basetemp", f"{folder}/tmp", self.file)],
+                ["nice", "-n", str(self.options.nice), *pytest(self.options.python, "--basetemp", f"{folder}/tmp", self.file)],
                 cwd=self.options.tests, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env=environment(self.options.tests, ZERORUN_UNIT_CASES=str(chosen), ZERORUN_UNIT_EVENTS=str(events)))
@@ -200,6 +200,7 @@ def main():
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--log", type=pathlib.Path, help="a folder for pytest's output; by default beside --out")
+    parser.add_argument("--nice", type=int, default=10)
     parser.add_argument("--cases", nargs="+", default=[], help="run only cases whose id contains one of these")
     parser.add_argument("--passed", type=pathlib.Path, help="run only cases that passed in these results")
     options = parser.parse_args()

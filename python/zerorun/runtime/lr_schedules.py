@@ -11,6 +11,7 @@ import logging
 import torch
 
 from .. import _core
+from ..errors import BadArgument
 
 log = logging.getLogger("zerorun")
 
@@ -27,17 +28,13 @@ WARMUP_TYPE, WARMUP_LOG_RATE, WARMUP_LINEAR_RATE = "warmup_type", "log", "linear
 WARMUP_MIN_RATIO, COS_MIN_RATIO, TOTAL_NUM_STEPS = "warmup_min_ratio", "cos_min_ratio", "total_num_steps"
 
 
-class _BadArgument(_core.UserError, ValueError):
-    """An argument of a schedule that cannot be."""
-
-
 class _Schedule:
     def __init__(self, optimizer, params, last_batch_iteration):
         self.optimizer = optimizer
         try:
             self._schedule = _core.Schedule(json.dumps({"type": type(self).__name__, "params": params}))
         except (TypeError, ValueError, _core.UserError) as error:
-            raise _BadArgument(f"{type(self).__name__}: {error}") from error
+            raise BadArgument(f"{type(self).__name__}: {error}") from error
         self._base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self.last_batch_iteration = last_batch_iteration
         self._apply()
@@ -58,7 +55,7 @@ class _Schedule:
     def _for_each_group(self, name, value):
         values = list(value) if isinstance(value, (list, tuple)) else [value] * len(self.optimizer.param_groups)
         if len(values) != len(self.optimizer.param_groups):
-            raise _BadArgument(f"{type(self).__name__}: {name} has {len(values)} values, the optimizer "
+            raise BadArgument(f"{type(self).__name__}: {name} has {len(values)} values, the optimizer "
                                f"{len(self.optimizer.param_groups)} parameter groups")
         return values
 
@@ -86,7 +83,7 @@ def _given(**params):
 
 def _positive(schedule, name, value):
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise _BadArgument(f"{type(schedule).__name__}: {name} must be a positive integer, not {value!r}")
+        raise BadArgument(f"{type(schedule).__name__}: {name} must be a positive integer, not {value!r}")
 
 
 class _Warmup(_Schedule):
@@ -147,7 +144,7 @@ class OneCycle(_Schedule):
                  last_batch_iteration=-1):
         second = cycle_first_step_size if cycle_second_step_size is None else cycle_second_step_size
         if cycle_first_step_size <= 0 or second < 0:
-            raise _BadArgument(f"OneCycle: cycle_first_step_size must be positive and cycle_second_step_size not negative, not "
+            raise BadArgument(f"OneCycle: cycle_first_step_size must be positive and cycle_second_step_size not negative, not "
                                f"{cycle_first_step_size!r} and {second!r}")
         self.total_size = cycle_first_step_size + second
         self.step_ratio = cycle_first_step_size / self.total_size
