@@ -187,4 +187,4 @@ def get_accelerator():
 
 
 def is_current_accelerator_supported():
-    return get_accelerator().device_name() in ("cpu", "cuda")
+    return True

@@ -2,6 +2,7 @@
 
 import enum
 import os
+import re
 
 import torch
 
@@ -17,31 +18,30 @@ def zero_wrapper_for_fp_tensor_constructor(fn, target_fp_dtype=None, target_devi
     return fn
 
 
-class OffloadDeviceEnum(str, enum.Enum):
-    """Values of zero_optimization.offload_param.device and offload_optimizer.device."""
+def required_torch_version(min_version=None, max_version=None):
+    """Whether torch is at least min_version and at most max_version, which may be numbers or texts."""
+    def key(version):
+        return [int(part) for part in re.findall(r"\d+", str(version).split("+")[0])[:2]]
 
+    found = key(torch.__version__)
+    return (min_version is None or found >= key(min_version)) and (max_version is None or found <= key(max_version))
+
+
+torch_info = {
+    "version": ".".join(torch.__version__.split(".")[:2]), "cuda_version": torch.version.cuda or "0.0", "nccl_version": "0.0",
+    "hip_version": "0.0", "bf16_support": True,
+}
+
+
+class OffloadDeviceEnum(str, enum.Enum):
     none = "none"
     cpu = "cpu"
     nvme = "nvme"
 
 
 class OffloadStateTypeEnum(str, enum.Enum):
-    """What engine.offload_states() may name."""
-
     optim_states = "optim_states"
     hp_params = "hp_params"
     lp_params = "lp_params"
     lp_grads = "lp_grads"
     contiguous_grad_buffer = "contiguous_grad_buffer"
-
-
-GRADIENT_CLIPPING_DEFAULT = 1.0
-
-
-def get_gradient_clipping(param_dict):
-    """What a config says of gradient_clipping."""
-    return param_dict.get("gradient_clipping", GRADIENT_CLIPPING_DEFAULT)
-
-
-# DeepSpeed marks modules of such classes by itself. Here modules need no mark.
-DEFAULT_LEAF_MODULE_CLASSES, DEFAULT_LEAF_MODULE_NAMES, DEFAULT_LEAF_MODULE_NAME_SUFFIXES = [], [], []

@@ -11,16 +11,18 @@ import sys
 from .. import NotSupportedError
 from ..errors import not_supported
 from . import names
-from .names import ALL, MODULES, REFUSED
+from .names import ALL, MODULES, REFUSED, REFUSED_MODULES, remedy_of_module
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the submodules of deepspeed. Their __file__ is the table's."""
 
     def find_spec(self, name, path=None, target=None):
-        if name not in MODULES or name == "deepspeed":
+        own = name.rpartition(".")[2]  # in lower case if it is a module's, not a class's
+        is_refused = name.startswith("deepspeed.") and own.islower() and remedy_of_module(name) is not None
+        if name == "deepspeed" or name not in MODULES and not is_refused:
             return None
-        is_package = any(other.startswith(name + ".") for other in MODULES)
+        is_package = is_refused or any(other.startswith(name + ".") for other in MODULES)
         spec = importlib.machinery.ModuleSpec(name, self, origin=names.__file__, is_package=is_package)
         spec.has_location = True
         return spec
@@ -45,7 +47,7 @@ def fill(module):
 
 def _names_of(module):
     found = set()
-    for source, text in MODULES[module.__name__].items():
+    for source, text in MODULES.get(module.__name__, {}).items():
         found |= {name.split("=")[0] for name in text.split()} - {ALL}
         if ALL in text.split():
             found |= {name for name in vars(importlib.import_module(source)) if not name.startswith("_")}
@@ -54,7 +56,8 @@ def _names_of(module):
 
 def _submodules(module):
     prefix = module.__name__ + "."
-    return {name[len(prefix):] for name in MODULES if name.startswith(prefix) and "." not in name[len(prefix):]}
+    known = {*MODULES, *REFUSED_MODULES}
+    return {name[len(prefix):] for name in known if name.startswith(prefix) and "." not in name[len(prefix):]}
 
 
 def _look_up(module, name):
@@ -65,19 +68,20 @@ def _look_up(module, name):
 
 def _find(module, name):
     full = f"{module.__name__}.{name}"
-    for source, text in MODULES[module.__name__].items():
+    for source, text in MODULES.get(module.__name__, {}).items():
         for entry in text.split():
             own, _, there = entry.partition("=")
             if own == name:
                 return getattr(importlib.import_module(source), there or own)
-    if full in MODULES:
+    if full in MODULES or full in REFUSED_MODULES:
         return importlib.import_module(full)
-    if name in REFUSED.get(module.__name__, {}):
-        return refused_class(full, REFUSED[module.__name__][name])
     if not name.startswith("_"):
-        for source, text in MODULES[module.__name__].items():
+        for source, text in MODULES.get(module.__name__, {}).items():
             if ALL in text.split() and hasattr(importlib.import_module(source), name):
                 return getattr(importlib.import_module(source), name)
+    remedy = REFUSED.get(module.__name__, {}).get(name) or remedy_of_module(module.__name__)
+    if remedy is not None and not name.startswith("__"):
+        return refused_class(full, remedy)
     raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}: it is zerorun under the name deepspeed, whose "
                          "docs/python.md lists the names that there are", name=name, obj=module)
 

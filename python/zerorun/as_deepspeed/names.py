@@ -1,16 +1,18 @@
 """Which names the package deepspeed has, and where each one is.
 
 MODULES: for each module where its names are: {module: {source: "name name=other ..."}}. `name=other` is the source's `other`; ALL
-is every public name of the source. REFUSED: names that can be imported and do nothing but raise an error with this remedy."""
+is every public name of the source. REFUSED: names that can be imported and do nothing but raise an error with this remedy.
+REFUSED_MODULES: modules, with those below them, that can be imported, and whose names are all refused with this remedy, but for
+those in MODULES."""
 
 ALL = "*"
 
 _ENGINE = {"zerorun": "initialize", "zerorun.engine": "DeepSpeedEngine"}
 _STATES = ("safe_get_full_fp32_param safe_get_full_grad safe_get_full_optimizer_state safe_set_full_fp32_param "
            "safe_set_full_grad safe_set_full_optimizer_state")
-_LEAVES = ("set_z3_leaf_modules unset_z3_leaf_modules get_z3_leaf_modules z3_leaf_module set_z3_leaf_module "
-           "set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix")
-_BUILT = "zerorun.as_deepspeed.op_builder"
+_LEAVES = ("set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix set_z3_leaf_modules unset_z3_leaf_modules "
+           "get_z3_leaf_modules z3_leaf_module set_z3_leaf_module")
+_BUILDERS, _CONFIGS = "zerorun.as_deepspeed.op_builder", "zerorun.as_deepspeed.configs"
 _GROUPS = [f"get_{kind}_parallel_{what}" for kind in ("data", "model", "sequence") for what in ("group", "rank", "world_size")]
 _GROUPS.append("get_data_parallel_group_ranks")
 _OF_BOTH = [f"get_sequence_data_parallel_{what}" for what in ("group", "rank", "world_size")]
@@ -29,68 +31,49 @@ MODULES = {
         "deepspeed.runtime": "zero",
         "deepspeed.runtime.activation_checkpointing": "checkpointing",
         "deepspeed": "dist=comm",
+        "deepspeed.pipe": "PipelineModule",
+        "deepspeed.runtime.pipe": "PipelineEngine",
+        "deepspeed.inference": "InferenceEngine DeepSpeedInferenceConfig",
+        "deepspeed.ops.transformer": "DeepSpeedTransformerLayer DeepSpeedTransformerConfig",
     },
     "deepspeed.accelerator": {
         "zerorun.accelerator": "get_accelerator is_current_accelerator_supported DeepSpeedAccelerator=Accelerator"},
-    "deepspeed.accelerator.real_accelerator": {"zerorun.accelerator": "get_accelerator is_current_accelerator_supported"},
+    "deepspeed.accelerator.real_accelerator": {"zerorun.accelerator": "get_accelerator"},
     "deepspeed.checkpoint": {},
-    "deepspeed.checkpoint.constants": {},
-    "deepspeed.checkpoint.ds_to_universal": {},
     "deepspeed.checkpoint.utils": {"zerorun.runtime.utils": "clone_tensors_for_torch_save"},
     "deepspeed.comm": {"zerorun.comm": ALL},
     "deepspeed.comm.comm": {"zerorun.comm": ALL},
-    "deepspeed.git_version_info": {"zerorun.as_deepspeed": "version=VERSION", _BUILT: "torch_info compatible_ops"},
+    "deepspeed.git_version_info": {"zerorun.as_deepspeed": "version=VERSION", "zerorun.as_deepspeed.constants": "torch_info",
+                                   _BUILDERS: "compatible_ops"},
     "deepspeed.launcher": {},
     "deepspeed.launcher.runner": {"zerorun.as_deepspeed.constants": "DEEPSPEED_ENVIRONMENT_NAME"},
-    "deepspeed.moe": {},
-    "deepspeed.moe.layer": {},
-    "deepspeed.ops": {_BUILT: "__compatible_ops__=compatible_ops"},
+    "deepspeed.ops": {_BUILDERS: "__compatible_ops__=compatible_ops"},
     "deepspeed.ops.adagrad": {"zerorun.ops.adagrad": "DeepSpeedCPUAdagrad"},
     "deepspeed.ops.adam": {"zerorun.ops.adam": "DeepSpeedCPUAdam FusedAdam"},
-    "deepspeed.ops.aio": {_BUILT: "AsyncIOBuilder"},
+    "deepspeed.ops.aio": {_BUILDERS: "AsyncIOBuilder"},
     "deepspeed.ops.lamb": {"zerorun.ops.lamb": "FusedLamb"},
     "deepspeed.ops.lion": {"zerorun.ops.lion": "DeepSpeedCPULion FusedLion"},
-    "deepspeed.ops.op_builder": {_BUILT: ALL},
-    "deepspeed.ops.transformer": {},
-    "deepspeed.pipe": {},
-    "deepspeed.profiling": {},
-    "deepspeed.profiling.flops_profiler": {},
+    "deepspeed.ops.op_builder": {_BUILDERS: ALL},
     "deepspeed.runtime": {},
     "deepspeed.runtime.activation_checkpointing": {},
     "deepspeed.runtime.activation_checkpointing.checkpointing": {"zerorun.checkpointing": ALL},
     "deepspeed.runtime.base_optimizer": {
         "zerorun.optimizer": "DeepSpeedOptimizer=ZeroOptimizer ZeROOptimizer=ZeroOptimizer"},
-    "deepspeed.runtime.bf16_optimizer": {},
-    "deepspeed.runtime.config": {"zerorun._core": "DeepSpeedConfigError=UserError",
-                                 "zerorun.as_deepspeed.constants": "get_gradient_clipping"},
-    "deepspeed.runtime.constants": {"zerorun.as_deepspeed.constants": "GRADIENT_CLIPPING_DEFAULT"},
+    "deepspeed.runtime.config": {"zerorun._core": "DeepSpeedConfigError=UserError", _CONFIGS: "get_gradient_clipping"},
+    "deepspeed.runtime.constants": {_CONFIGS: "GRADIENT_CLIPPING_DEFAULT"},
     "deepspeed.runtime.dataloader": {"zerorun.data": "RepeatingLoader"},
     "deepspeed.runtime.engine": _ENGINE,
-    "deepspeed.runtime.fp16": {},
-    "deepspeed.runtime.fp16.fused_optimizer": {},
-    "deepspeed.runtime.fp16.unfused_optimizer": {},
     "deepspeed.runtime.lr_schedules": {"zerorun.runtime.lr_schedules": ALL},
-    "deepspeed.runtime.pipe": {},
-    "deepspeed.runtime.sequence_parallel": {},
-    "deepspeed.runtime.sequence_parallel.ulysses_sp": {},
     "deepspeed.runtime.utils": {"zerorun.runtime.utils": ALL},
     "deepspeed.runtime.zero": {**_ZERO, "zerorun.zero": _ZERO["zerorun.zero"] + " unwrap_model_for_generation"},
-    "deepspeed.runtime.zero.config": {},
-    "deepspeed.runtime.zero.leaf_module_config": {"zerorun.as_deepspeed.constants": (
-        "DEFAULT_LEAF_MODULE_CLASSES DEFAULT_LEAF_MODULE_NAMES DEFAULT_LEAF_MODULE_NAME_SUFFIXES")},
-    "deepspeed.runtime.zero.linear": {},
-    "deepspeed.runtime.zero.offload_config": {
-        "zerorun.as_deepspeed.constants": "OffloadDeviceEnum OffloadStateTypeEnum"},
+    "deepspeed.runtime.zero.leaf_module_config": {
+        _CONFIGS: "DEFAULT_LEAF_MODULE_CLASSES DEFAULT_LEAF_MODULE_NAMES DEFAULT_LEAF_MODULE_NAME_SUFFIXES"},
+    "deepspeed.runtime.zero.offload_config": {"zerorun.as_deepspeed.constants": "OffloadDeviceEnum OffloadStateTypeEnum"},
     "deepspeed.runtime.zero.partition_parameters": {
         **_ZERO,
         "zerorun.accelerator": "get_accelerator",
         "zerorun.as_deepspeed.constants": "zero_wrapper_for_fp_tensor_constructor _orig_torch_arange",
     },
-    "deepspeed.runtime.zero.stage3": {},
-    "deepspeed.runtime.zero.stage_1_and_2": {},
-    "deepspeed.runtime.zero.utils": {"zerorun.zero": "unwrap_model_for_generation"},
-    "deepspeed.sequence": {},
-    "deepspeed.sequence.layer": {},
     "deepspeed.utils": {
         **_LOGGING,
         "zerorun.utils": f"logger log_dist log_dist_once RepeatingLoader {_STATES} {_LEAVES}",
@@ -98,6 +81,7 @@ MODULES = {
     "deepspeed.utils.groups": {"zerorun.groups": " ".join(
         [ALL, *(f"_{name}={name}" for name in _GROUPS), *(f"_{name}={name.replace('sequence_', '')}" for name in _OF_BOTH)])},
     "deepspeed.utils.logging": _LOGGING,
+    "deepspeed.utils.torch": {"zerorun.as_deepspeed.constants": "required_torch_version"},
     "deepspeed.utils.tensor_fragment": {"zerorun.utils": _STATES},
     "deepspeed.utils.z3_leaf_module": {"zerorun.utils": _LEAVES},
     "deepspeed.utils.zero_to_fp32": {"zerorun.zero_to_fp32": ALL},
@@ -109,10 +93,7 @@ _TENSORS = "train at stage 3, which partitions every parameter over all ranks"
 _SEQUENCES = "leave sequence parallelism out: each rank computes whole sequences"
 _EXPERTS = "build experts as plain modules, and gather them with deepspeed.utils.set_z3_leaf_modules()"
 _LOCAL = "take safe_get_full_... and safe_set_full_..., which have the whole state on all ranks"
-_ESTIMATES = "`zerorun config explain` has the planned memory of a model"
-_FILES = "`zerorun checkpoint import` takes over DeepSpeed's checkpoints"
 _LAYERS = "use torch's layers"
-_CONFIGS = "pass the dict or the path to initialize(), which checks it; `zerorun config check` does so without a run"
 _INTERNAL = "it is DeepSpeed's own; ask the engine and its optimizer, which are zerorun's"
 
 
@@ -120,59 +101,56 @@ def _refused(names, remedy):
     return dict.fromkeys(names.split(), remedy)
 
 
+_CONFIG = _refused("DeepSpeedConfig", "pass the dict or the path to initialize(); engine.config is what was passed")
+_LOADER = _refused("DeepSpeedDataLoader", "use torch.utils.data.DataLoader, or initialize(training_data=...)")
+_PARTS = "pass the dict or the path to initialize(), which checks it; `zerorun config check` does so without a run"
+_DEVICE = _refused("OnDevice", "build the model under deepspeed.zero.Init(), or torch.device('meta')")
+
 REFUSED = {
     "deepspeed": {
-        **_refused("init_inference default_inference_config InferenceEngine DeepSpeedInferenceConfig", _INFERENCE),
-        **_refused("PipelineModule PipelineEngine", _PIPELINE),
+        **_refused("init_inference default_inference_config", _INFERENCE),
         **_refused("tp_model_init set_autotp_mode", _TENSORS),
-        **_refused("DeepSpeedTransformerLayer DeepSpeedTransformerConfig replace_transformer_layer", _LAYERS),
+        **_refused("replace_transformer_layer", _LAYERS),
         **_refused("DeepSpeedHybridEngine", "call engine.module.generate()"),
-        **_refused("OnDevice", "build the model under deepspeed.zero.Init(), or torch.device('meta')"),
-        **_refused("DeepSpeedConfig", "pass the dict or the path to initialize(); engine.config is what was passed"),
-        **_refused("DeepSpeedDataLoader", "use torch.utils.data.DataLoader, or initialize(training_data=...)"),
+        **_CONFIG, **_LOADER, **_DEVICE,
     },
-    "deepspeed.checkpoint": _refused(
-        "DeepSpeedCheckpoint ZeROCheckpoint model_3d_desc get_model_3d_descriptor", _FILES),
-    "deepspeed.checkpoint.constants": _refused(
-        "PARAM PARAM_SHAPES OPTIMIZER_STATE_DICT UNIVERSAL_CHECKPOINT_INFO CHECKPOINT_PARALLEL_DIMS CHECKPOINT_PP_DEGREE "
-        "CHECKPOINT_TP_DEGREE AUTOEP_LAYERS_KEY", _FILES),
-    "deepspeed.checkpoint.ds_to_universal": _refused("main", _FILES),
-    "deepspeed.moe.layer": _refused("MoE", _EXPERTS),
-    "deepspeed.ops.transformer": _refused("DeepSpeedTransformerLayer DeepSpeedTransformerConfig", _LAYERS),
-    "deepspeed.pipe": _refused("PipelineModule LayerSpec TiedLayerSpec", _PIPELINE),
-    "deepspeed.profiling.flops_profiler": _refused("FlopsProfiler get_model_profile", "use torch.utils.flop_counter"),
-    "deepspeed.runtime.bf16_optimizer": _refused("BF16_Optimizer", _INTERNAL),
-    "deepspeed.runtime.config": _refused(
-        "DeepSpeedConfig", "pass the dict or the path to initialize(); engine.config is what was passed"),
-    "deepspeed.runtime.dataloader": _refused(
-        "DeepSpeedDataLoader", "use torch.utils.data.DataLoader, or initialize(training_data=...)"),
-    "deepspeed.runtime.fp16.fused_optimizer": _refused("FP16_Optimizer", _INTERNAL),
-    "deepspeed.runtime.fp16.unfused_optimizer": _refused("FP16_UnfusedOptimizer", _INTERNAL),
-    "deepspeed.runtime.pipe": _refused("PipelineModule LayerSpec TiedLayerSpec", _PIPELINE),
-    "deepspeed.runtime.sequence_parallel.ulysses_sp": _refused("UlyssesSPAttentionHF UlyssesSPDataLoaderAdapter", _SEQUENCES),
+    "deepspeed.runtime.config": _CONFIG,
+    "deepspeed.runtime.dataloader": _LOADER,
     "deepspeed.runtime.zero": _refused("TiledLinear TiledLinearReturnBias", "use torch.nn.Linear"),
-    "deepspeed.runtime.zero.config": _refused(
-        "DeepSpeedZeroConfig DeepSpeedZeroOffloadOptimizerConfig DeepSpeedZeroOffloadParamConfig", _CONFIGS),
-    "deepspeed.runtime.zero.linear": _refused("zero3_linear_wrap LinearModuleForZeroStage3", _INTERNAL),
     "deepspeed.runtime.zero.offload_config": _refused(
-        "DeepSpeedZeroOffloadOptimizerConfig DeepSpeedZeroOffloadParamConfig", _CONFIGS),
-    "deepspeed.runtime.zero.partition_parameters": _refused(
-        "MultipleAllGatherHandles AllGatherHandle InsertPostInitMethodToModuleSubClasses partitioned_param_data_shape", _INTERNAL),
-    "deepspeed.runtime.zero.stage3": {
-        **_refused("DeepSpeedZeroOptimizer_Stage3", _INTERNAL),
-        **_refused("estimate_zero3_model_states_mem_needs estimate_zero3_model_states_mem_needs_all_live "
-                   "estimate_zero3_model_states_mem_needs_all_cold", _ESTIMATES),
-    },
-    "deepspeed.runtime.zero.stage_1_and_2": {
-        **_refused("DeepSpeedZeroOptimizer", _INTERNAL),
-        **_refused("estimate_zero2_model_states_mem_needs estimate_zero2_model_states_mem_needs_all_live "
-                   "estimate_zero2_model_states_mem_needs_all_cold", _ESTIMATES),
-    },
-    "deepspeed.runtime.zero.utils": _refused("ZeRORuntimeException", _INTERNAL),
-    "deepspeed.sequence.layer": _refused("DistributedAttention", _SEQUENCES),
+        "DeepSpeedZeroOffloadOptimizerConfig DeepSpeedZeroOffloadParamConfig", _PARTS),
     "deepspeed.utils": {
         **_refused("safe_get_local_fp32_param safe_get_local_grad safe_get_local_optimizer_state safe_set_local_fp32_param "
                    "safe_set_local_grad safe_set_local_optimizer_state", _LOCAL),
-        **_refused("OnDevice", "build the model under deepspeed.zero.Init(), or torch.device('meta')"),
+        **_DEVICE,
     },
 }
+
+REFUSED_MODULES = {
+    **_refused("deepspeed.autotuning deepspeed.compression deepspeed.linear deepspeed.runtime.data_pipeline "
+               "deepspeed.runtime.hybrid_engine deepspeed.runtime.zenflow deepspeed.runtime.domino deepspeed.runtime.superoffload",
+               "it is no part of ZeRO; leave it out"),
+    **_refused("deepspeed.checkpoint", "`zerorun checkpoint` lists, converts and compares checkpoints"),
+    **_refused("deepspeed.runtime.zero.config", _PARTS),
+    **_refused("deepspeed.inference deepspeed.model_implementations", _INFERENCE),
+    **_refused("deepspeed.module_inject deepspeed.runtime.tensor_parallel", _TENSORS),
+    **_refused("deepspeed.moe", _EXPERTS),
+    **_refused("deepspeed.monitor", "configure monitors in ds_config.json, or log engine.get_lr() and engine.get_global_grad_norm()"),
+    **_refused("deepspeed.ops.aio deepspeed.ops.op_builder deepspeed.ops.quantizer deepspeed.ops.fp_quantizer",
+               "zerorun's kernels are compiled ahead, and its own"),
+    **_refused("deepspeed.ops.transformer deepspeed.ops.deepspeed4science deepspeed.ops.random_ltd", _LAYERS),
+    **_refused("deepspeed.pipe deepspeed.runtime.pipe", _PIPELINE),
+    **_refused("deepspeed.profiling", "use torch.profiler, and torch.utils.flop_counter for floating-point operations"),
+    **_refused("deepspeed.sequence deepspeed.runtime.sequence_parallel", _SEQUENCES),
+    **_refused("deepspeed.runtime.bf16_optimizer deepspeed.runtime.fp16 deepspeed.runtime.checkpoint_engine deepspeed.runtime.comm "
+               "deepspeed.runtime.swap_tensor deepspeed.runtime.zero.linear deepspeed.runtime.zero.parameter_offload "
+               "deepspeed.runtime.zero.partition_parameters deepspeed.runtime.zero.stage3 deepspeed.runtime.zero.stage_1_and_2 "
+               "deepspeed.runtime.zero.utils", _INTERNAL),
+}
+
+
+def remedy_of_module(module):
+    """The remedy if the module, or one above it, is refused; else None."""
+    while module and module not in REFUSED_MODULES:
+        module = module.rpartition(".")[0]
+    return REFUSED_MODULES.get(module)

@@ -1,8 +1,6 @@
 """deepspeed.ops.op_builder: what DeepSpeed compiles when it is first used. Programs ask which of these are compatible; here
 all kernels are compiled with the package."""
 
-import torch
-
 from ..errors import not_supported
 
 
@@ -35,7 +33,3 @@ _BUILDERS = [CPUAdamBuilder, CPUAdagradBuilder, CPULionBuilder, FusedAdamBuilder
 # By name, as deepspeed.ops.__compatible_ops__. Not async_io: it is asked for to write files with DeepSpeed's own functions.
 compatible_ops = {builder.NAME: builder is not AsyncIOBuilder for builder in _BUILDERS}
 compatible_ops["deepspeed_not_implemented"] = False
-
-# deepspeed.git_version_info's: what the package was compiled with. 0.0: ask torch.
-torch_info = {"version": ".".join(torch.__version__.split(".")[:2]), "cuda_version": "0.0", "nccl_version": "0.0",
-              "hip_version": "0.0", "bf16_support": True}
