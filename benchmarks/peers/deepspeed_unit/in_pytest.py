@@ -12,7 +12,7 @@ import pathlib
 import time
 
 # The ranks of a case are forked from a server that has imported these: importing takes most of the time of a small case.
-PRELOADED = ["torch", "numpy", "pytest", "on_cpus", "deepspeed"]
+PRELOADED = ["torch", "numpy", "pytest", "in_ranks", "deepspeed"]
 
 
 def pytest_configure():
