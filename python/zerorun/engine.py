@@ -357,9 +357,14 @@ class Engine(Facts, torch.nn.Module):
     def consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
         """Returns the model's state_dict as plain tensors on the CPU on rank 0, and None on the other ranks. A collective."""
         is_first = self._core.rank() == 0
-        state = {}
+        state, seen = {}, {}  # seen: names by tensor, for tied weights stay tied
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             if exclude_frozen_parameters and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
+                continue
+            first = seen.setdefault(id(tensor), name)
+            if first != name:
+                if is_first:
+                    state[name] = state[first]
                 continue
             whole = tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor  # gathers on all ranks
             if is_first:
@@ -369,7 +374,7 @@ class Engine(Facts, torch.nn.Module):
     _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict = consolidated_16bit_state_dict
 
     def zero_gather_16bit_weights_on_model_save(self):
-        """What the config says. consolidated_16bit_state_dict() works either way."""
+        """What the config says; False below stage 3. consolidated_16bit_state_dict() works either way."""
         return '"stage3_gather_16bit_weights_on_model_save": true' in self.resolved_config
 
     def module_state_dict(self, destination=None, prefix="", keep_vars=False, exclude_frozen_parameters=False):

@@ -233,19 +233,30 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._engine.zero_grad()
 
     def step(self, closure=None):
-        raise UserError("optimizer.step(): call engine.step(), which reduces gradients, clips and updates")
+        """engine.step(), which a program may call instead; not both for one backward. Returns what closure() does, which is
+        called before."""
+        result = closure() if closure is not None else None
+        self._engine.step()
+        return result
 
     def backward(self, loss, retain_graph=False):
         self._engine.backward(loss, retain_graph=retain_graph)
 
     def state_dict(self):
-        raise UserError("optimizer.state_dict(): the state is spread over ranks; engine.save_checkpoint() saves it")
+        """What frameworks may ask for and drop: it cannot be saved, because the state is spread over ranks."""
+        groups = [{**group, "params": list(range(len(group["params"])))} for group in self.param_groups]
+        return _SpreadState(state={}, param_groups=groups)
 
     def load_state_dict(self, state_dict):
         raise UserError("optimizer.load_state_dict(): the state is spread over ranks; engine.load_checkpoint() loads it")
 
     def __getstate__(self):
         raise UserError("the optimizer of an engine cannot be pickled: engine.save_checkpoint() saves its state")
+
+
+class _SpreadState(dict):
+    def __reduce_ex__(self, protocol):
+        raise UserError("optimizer.state_dict(): the state is spread over ranks; engine.save_checkpoint() saves it")
 
 
 class ClientWatch:
