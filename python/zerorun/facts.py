@@ -1,5 +1,6 @@
 """The getters of an engine, with DeepSpeed's names: settings, counts, its rank."""
 
+import functools
 import json
 import logging
 import os
@@ -110,6 +111,10 @@ class Facts:
     def _settings(self):
         """The same as a dict, without where values come from."""
         return json.loads(re.sub(r" +// .*$", "", self.resolved_config, flags=re.MULTILINE))
+
+    @functools.cache
+    def _persistence_threshold(self):
+        return self._settings()["zero_optimization"]["stage3_param_persistence_threshold"]
 
     def bytes_by_category(self):
         """Bytes of model states that this rank holds, by category."""

@@ -190,6 +190,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     cur_scale = loss_scale
 
+    def needs_scaler(self):
+        """Whether a backward must begin with engine.scale(loss) or engine.backward(loss)."""
+        return self._engine.fp16_enabled()
+
     def push(self):
         """Passes the lr, betas and weight_decay that the program has changed since the last call to the engine. Under a
         schedule of the config that alone sets lr and betas."""
