@@ -12,7 +12,7 @@ import torch
 from . import _core, _registry, client_state as states, data, zero_to_fp32
 from ._core import CommError, Error, UserError
 from .comm import get_world_size, init_distributed, take_over_launcher
-from .errors import not_supported
+from .errors import FailedAssertion, not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
@@ -179,6 +179,8 @@ class Engine(Facts, Weights, torch.nn.Module):
 
     def scale(self, loss):
         """Returns the loss times the loss scale under fp16, for loss.backward(); otherwise the loss."""
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise FailedAssertion(f"engine.scale(): expected the loss, a scalar tensor, not {_shown_value(loss)}")
         return self._core.scale(loss)
 
     def step(self, lr_kwargs=None):
@@ -386,3 +388,7 @@ def _end_engines():
         except Exception as error:  # noqa: BLE001: the interpreter is ending
             log.error("an engine was not destroyed cleanly: %s", error)
             _core.note_failure()
+
+
+def _shown_value(value):
+    return f"one of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"

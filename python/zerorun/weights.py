@@ -37,7 +37,7 @@ class Weights:
 
     def zero_gather_16bit_weights_on_model_save(self):
         """What the config says; False below stage 3. consolidated_16bit_state_dict() works either way."""
-        return '"stage3_gather_16bit_weights_on_model_save": true' in self.resolved_config
+        return self._settings()["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", False)
 
     def module_state_dict(self, destination=None, prefix="", keep_vars=False, exclude_frozen_parameters=False):
         state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)

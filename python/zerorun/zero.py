@@ -1,5 +1,7 @@
 """zerorun.zero, like deepspeed.zero: models that are too large for one rank, and scopes with whole parameters."""
 
+import contextlib
+
 import torch
 
 from . import _core
@@ -87,3 +89,11 @@ def register_external_parameter(module, parameter):
 
 def unregister_external_parameter(module, parameter):
     """Has no effect."""
+
+
+@contextlib.contextmanager
+def unwrap_model_for_generation(model):
+    """In this scope every rank has all values of an engine's model, for many forwards (generate()). As DeepSpeed's function of
+    this name; training goes on afterwards. A collective."""
+    with GatheredParameters(model.parameters()):
+        yield model
