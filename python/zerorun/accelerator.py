@@ -37,7 +37,10 @@ class Accelerator:
             torch.cuda.set_device(device_index)
 
     def device_count(self):
-        return torch.cuda.device_count() if self._is_cuda else int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        """On CPUs as many as this host has ranks: LOCAL_SIZE as DeepSpeed's launcher sets it, LOCAL_WORLD_SIZE as torchrun does."""
+        if self._is_cuda:
+            return torch.cuda.device_count()
+        return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
     def is_available(self):
         return True

@@ -7,6 +7,7 @@ import torch
 
 from ._core import ParameterGroup, UserError
 from .ops.held import HeldOptimizer
+from .runtime.lr_schedules import starting_momentum
 
 _EXPECTED = ("expected torch.optim.Adam, AdamW, SGD, Adagrad or RMSprop, or a subclass that leaves their update as it is, or "
              "one of zerorun.ops, or an \"optimizer\" in the config; "
@@ -189,6 +190,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     cur_scale = loss_scale
 
+    def needs_scaler(self):
+        """Whether a backward must begin with engine.scale(loss) or engine.backward(loss)."""
+        return self._engine.fp16_enabled()
+
     def push(self):
         """Passes the lr, betas and weight_decay that the program has changed since the last call to the engine. Under a
         schedule of the config that alone sets lr and betas."""
@@ -304,6 +309,14 @@ class ConfigSchedule:
         return self._engine.get_lr()
 
     get_last_lr = get_lr
+
+    def get_mom(self):
+        """(momentum, beta2) of each group, or None where the schedule leaves them alone."""
+        params = self._engine._settings()["scheduler"]["params"]
+        if not params.get("cycle_momentum"):
+            return None
+        betas = self._engine.get_mom()
+        return starting_momentum(betas, params["cycle_max_mom"]) if self._engine.global_steps == 0 else betas
 
     def step(self, *args, **kwargs):
         """Has no effect: the engine advances the schedule with each applied optimizer step."""

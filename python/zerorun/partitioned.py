@@ -1,5 +1,5 @@
-"""What DeepSpeed's partitioned parameters and their optimizer say of themselves, for programs that ask: ds_id, ds_shape, ds_numel and
-ds_status of a parameter that stage 3 partitions or that zero.Init has made, and optimizer.parameter_offload."""
+"""What DeepSpeed's partitioned parameters and their optimizer say of themselves, for programs that ask: ds_id, ds_shape, ds_numel,
+ds_status and ds_persist of a parameter that stage 3 partitions or that zero.Init has made, and optimizer.parameter_offload."""
 
 import enum
 import itertools
@@ -54,6 +54,13 @@ def _status(parameter):
     return ZeroParamStatus.AVAILABLE
 
 
+def _stays(parameter):
+    """Whether the rank keeps all values in memory of its own. Where ranks share one copy, no rank has the copy to itself."""
+    engine = _registry.owner_of(parameter)
+    return (engine is not None and not engine.communication_shares_memory
+            and parameter.numel() <= engine._persistence_threshold)
+
+
 class _Fact:
     """An attribute of torch.nn.Parameter that only partitioned parameters have. An attribute of the same name that a program sets
     on a parameter comes before it."""
@@ -72,6 +79,7 @@ for _name, _value in {
     "ds_shape": lambda parameter: parameter.shape,
     "ds_numel": lambda parameter: parameter.numel(),
     "ds_status": _status,
+    "ds_persist": _stays,
     "ds_active_sub_modules": lambda parameter: set(),  # modules need no hooks here
 }.items():
     setattr(torch.nn.Parameter, _name, _Fact(_name, _value))

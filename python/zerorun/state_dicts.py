@@ -10,8 +10,8 @@ from . import _core
 
 
 class ShownParameter(torch.Tensor):
-    """A parameter in a state_dict: detached, as in any state_dict. Operators treat it as the parameter itself. Where the parameter
-    has no memory, data_ptr() is that of a copy, if this rank can make one alone; else an _Address, so that programs find
+    """A parameter in a state_dict: detached, as in any state_dict. Operators treat it as the parameter itself. Where the
+    parameter has no memory, data_ptr() is that of a copy, if this rank can make one alone; else an _Address, so that programs find
     out which tensors of a state_dict they need not write on this rank."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl

@@ -8,7 +8,7 @@ import torch
 from . import _core, _registry
 from ._core import UserError, survive_termination  # noqa: F401
 from .data import RepeatingLoader  # noqa: F401
-from .errors import not_supported
+from .errors import BadArgument, not_supported
 from .raw_access import MARK, find
 
 logger = logging.getLogger("zerorun")
@@ -92,30 +92,24 @@ def safe_get_local_grad(param):
 
 
 def set_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found=True):
-    """Gathers all parameters of modules of these classes around forward and backward. May be called before or after
-    initialize(). Returns the modules."""
-    found = _modules(model, leaf_module_classes, raise_if_not_found)
-    for module in found:
-        set_z3_leaf_module(module, True)
-    return found
+    """Gathers all parameters of modules of these classes (or names of classes, also with their module) around forward and
+    backward. May be called before or after initialize(). Returns the modules."""
+    return _mark(_of_classes(model, leaf_module_classes, raise_if_not_found), True)
 
 
 def unset_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found=True):
     """Undoes set_z3_leaf_modules(), before initialize(). Returns the modules."""
-    found = _modules(model, leaf_module_classes, raise_if_not_found)
-    for module in found:
-        set_z3_leaf_module(module, False)
-    return found
+    return _mark(_of_classes(model, leaf_module_classes, raise_if_not_found), False)
 
 
 def set_z3_leaf_modules_by_name(model, module_names, flag=True, raise_if_not_found=True):
-    """The same for modules with these names in named_modules(). Returns them, and the names that no module has."""
-    return _set_named(model, module_names, flag, raise_if_not_found, lambda name, wanted: name == wanted)
+    """The same for modules by their names in named_modules(). Returns the modules, and the names that the model lacks."""
+    return _mark_where(model, module_names, str.__eq__, flag, raise_if_not_found)
 
 
 def set_z3_leaf_modules_by_suffix(model, module_name_suffixes, flag=True, raise_if_not_found=True):
-    """The same for modules whose names end so."""
-    return _set_named(model, module_name_suffixes, flag, raise_if_not_found, str.endswith)
+    """The same for modules by the ends of their names in named_modules()."""
+    return _mark_where(model, module_name_suffixes, str.endswith, flag, raise_if_not_found)
 
 
 def set_z3_leaf_module(model, flag):
@@ -136,19 +130,22 @@ def z3_leaf_module(model):
     return bool(getattr(model, MARK, False))
 
 
-def _modules(model, classes, raise_if_not_found):
+def _of_classes(model, classes, raise_if_not_found):
     found = [module for target in classes for module in find(model, target)]
     if not found and raise_if_not_found:
-        raise UserError(f"set_z3_leaf_modules(): the model has no module of {list(classes)}")
+        raise BadArgument(f"set_z3_leaf_modules(): the model has no module of {list(classes)}")
     return found
 
 
-def _set_named(model, wanted, flag, raise_if_not_found, fits):
-    modules = dict(model.named_modules())
-    found = {name: module for name, module in modules.items() if any(fits(name, each) for each in wanted)}
-    missing = [each for each in wanted if not any(fits(name, each) for name in modules)]
+def _mark_where(model, texts, matches, flag, raise_if_not_found):
+    found = {text: [module for name, module in model.named_modules() if matches(name, text)] for text in texts}
+    missing = [text for text, modules in found.items() if not modules]
     if missing and raise_if_not_found:
-        raise UserError(f"set_z3_leaf_modules_by_name(): the model has no module {', '.join(missing)}")
-    for module in found.values():
+        raise BadArgument(f"set_z3_leaf_modules_by_name() or _by_suffix(): the model has no modules of the names {missing}")
+    return _mark(list({id(module): module for modules in found.values() for module in modules}.values()), flag), missing
+
+
+def _mark(modules, flag):
+    for module in modules:
         set_z3_leaf_module(module, flag)
-    return list(found.values()), missing
+    return modules

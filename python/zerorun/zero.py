@@ -1,5 +1,7 @@
 """zerorun.zero, like deepspeed.zero: models that are too large for one rank, and scopes with whole parameters."""
 
+import contextlib
+
 import torch
 
 from . import _core
@@ -35,9 +37,9 @@ class Init:
 
 class GatheredParameters(_core.ScopeStack):
     """In this scope each rank has all values of `params`, so that one rank alone can read them, or code without torch's
-    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end, also `parameter.data = ...`. A collective.
-    The parameters may belong to several engines; those of no engine stay as they are. Before initialize() parameters made under
-    zero.Init get their values here on each rank, and keep them."""
+    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end, also `parameter.data = ...`. A
+    collective. The parameters may belong to several engines; those of no engine stay as they are. Before initialize()
+    parameters made under zero.Init get their values here on each rank, and keep them."""
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
         super().__init__()
@@ -87,3 +89,11 @@ def register_external_parameter(module, parameter):
 
 def unregister_external_parameter(module, parameter):
     """Has no effect."""
+
+
+@contextlib.contextmanager
+def unwrap_model_for_generation(model):
+    """In this scope every rank has all values of an engine's model, for many forwards (generate()). As DeepSpeed's function of
+    this name; training goes on afterwards. A collective."""
+    with GatheredParameters(model.parameters()):
+        yield model
