@@ -34,6 +34,15 @@ void check_program_file(const std::string& program) {
   if (::access(program.c_str(), X_OK) != 0) refuse(program, "it is not executable: chmod +x " + program);
 }
 
+// Whether Python runs the program, as a script. Throws UserError if the script cannot be read.
+bool is_script(const std::string& program, bool module, bool no_python) {
+  const bool script = !module && !no_python && program.ends_with(".py");
+  if (script && ::access(program.c_str(), R_OK) != 0) {
+    refuse(program, std::string(std::strerror(errno)) + ": correct the path of the script");
+  }
+  return script;
+}
+
 }  // namespace
 
 std::string find_program(const std::string& program) {
@@ -55,14 +64,22 @@ std::string find_program(const std::string& program) {
 
 std::vector<std::string> program_arguments(std::vector<std::string> command, bool module, bool no_python,
                                            const std::string& python) {
-  const bool script = !module && !no_python && command.front().ends_with(".py");
-  if (!module && !script) return command;
-  if (script && ::access(command.front().c_str(), R_OK) != 0) {
-    refuse(command.front(), std::string(std::strerror(errno)) + ": correct the path of the script");
-  }
+  if (!is_script(command.front(), module, no_python) && !module) return command;
   // -u: a rank's lines appear when they are printed, not when a buffer of Python is full.
   std::vector<std::string> arguments = {python, "-u"};
   if (module) arguments.emplace_back("-m");
+  arguments.insert(arguments.end(), command.begin(), command.end());
+  return arguments;
+}
+
+std::vector<std::string> arguments_as_deepspeed(const std::vector<std::string>& command, bool module,
+                                                bool no_python, bool pass_local_rank,
+                                                const std::string& python) {
+  is_script(command.front(), module, no_python);
+  std::vector<std::string> arguments = {python, "-u", "-m", "zerorun.as_deepspeed"};
+  if (module) arguments.emplace_back("-m");
+  if (no_python) arguments.emplace_back("--no_python");
+  if (pass_local_rank) arguments.emplace_back("--local_rank");
   arguments.insert(arguments.end(), command.begin(), command.end());
   return arguments;
 }

@@ -16,7 +16,7 @@ PROGRAM
   read -r tag recent headers python <<<"$found"
   [[ $recent == yes ]] || fail "$python is too old: the package needs Python 3.10 or newer"
   [[ $headers == yes ]] || fail "$python has no headers (Python.h): install them, or give a Python that has them"
-  venv=$root/.deps/python${1:+-$tag}$torch_suffix
+  venv=$root/.deps/python${1:+-$tag}$torch_suffix${ZERORUN_USE_TRANSFORMERS:+-transformers$ZERORUN_USE_TRANSFORMERS}
 }
 
 # Prints the folder of the packages of the environment $venv.
@@ -28,21 +28,31 @@ install_into_venv() {
     --progress-bar off "$@" >>"$log" 2>&1 </dev/null || fail_with_pips_reason 'the Python packages' "$log"
 }
 
-# make_environment TORCH: makes the environment $venv for $python, unless it is there: torch of that minor version, and the
-# packages of the tests.
+# use_transformers VERSION: lets this script and those that it calls make and use an environment with that version.
+use_transformers() {
+  [[ -f $root/scripts/frameworks-requirements-$1.txt ]] ||
+    fail "--transformers $1: the other version that is locked is 5.24 (scripts/frameworks-requirements-5.24.txt)"
+  export ZERORUN_USE_TRANSFORMERS=$1
+}
+
+# make_environment TORCH: makes the environment $venv for $python, unless it is there: torch of that minor version, the
+# packages of the tests, and the frameworks, which need Python 3.11.
 make_environment() {
-  local stamp torch_requirements requirements=$root/scripts/python-requirements.txt
+  local stamp file requirements
   require_torch_version "$1"
-  torch_requirements=$(torch_requirements_of "$1")
-  stamp="layout 2, $(cat "$requirements" "$torch_requirements" "$root/scripts/make_stand_ins" | sha256sum)"
+  requirements=("$(torch_requirements_of "$1")" "$root/scripts/python-requirements.txt")
+  [[ $tag == cp310 ]] || requirements+=("$root/scripts/frameworks-requirements.txt")
+  [[ -z ${ZERORUN_USE_TRANSFORMERS:-} ]] || requirements+=("$root/scripts/frameworks-requirements-$ZERORUN_USE_TRANSFORMERS.txt")
+  stamp="layout 3, $(cat "${requirements[@]}" "$root/scripts/make_stand_ins" | sha256sum)"
   [[ ! -f $venv/.complete || $(<"$venv/.complete") != "$stamp" ]] || return 0
-  say "wheel: installing torch and the packages of the tests into ${venv#"$root"/} (600 MB to download)"
+  say "wheel: installing torch and the packages of the tests into ${venv#"$root"/} (700 MB to download)"
   rm -rf "$venv"
   "$python" -m venv "$venv"
   rm -f "$log"
   mkdir -p "$venv/tmp"
-  install_into_venv --require-hashes --only-binary=:all: --requirement "$torch_requirements"
-  install_into_venv --require-hashes --only-binary=:all: --requirement "$requirements"
+  for file in "${requirements[@]}"; do
+    install_into_venv --require-hashes --only-binary=:all: --requirement "$file"
+  done
   [[ -e /dev/nvidiactl ]] || "$root/scripts/make_stand_ins" "$(packages_of_venv)"
   printf '%s\n' "$stamp" >"$venv/.complete"
 }

@@ -315,7 +315,9 @@ int launch(const LaunchOptions& given, int argc, char** argv) {
   const std::string python =
       options.venv_script.empty() ? python_of(std::filesystem::read_symlink("/proc/self/exe")) : "python3";
   std::vector<std::string> arguments =
-      program_arguments(options.command, options.module, options.no_python, python);
+      options.as_deepspeed ? arguments_as_deepspeed(options.command, options.module, options.no_python,
+                                                    options.pass_local_rank, python)
+                           : program_arguments(options.command, options.module, options.no_python, python);
   std::optional<std::vector<Host>> hosts;
   if (!options.hostfile.empty()) hosts = read_hostfile(options.hostfile);
   const JobPlacement place = place_job(options, hosts, inspect_machine(options.device));

@@ -230,8 +230,15 @@ void add_program_options(CLI::App& app, LaunchOptions& options, PlacementValues&
   app.add_flag("--no_python,--no-python", options.no_python,
                "Run PROGRAM itself, although its name ends in .py")
       ->excludes(module);
+  CLI::Option* as_deepspeed =
+      app.add_flag("--as-deepspeed,--as_deepspeed", options.as_deepspeed,
+                   "`import deepspeed` in PROGRAM finds the Python package zerorun (docs/python.md)");
+  app.add_flag(
+         "--pass_local_rank", options.pass_local_rank,
+         "A script gets --local_rank=N too, as from DeepSpeed's launcher, unless --no_local_rank is given")
+      ->needs(as_deepspeed);
   app.add_flag("--no_local_rank,--use_env,--use-env", values.no_local_rank,
-               "No effect: ranks find LOCAL_RANK in their environment, never as an argument");
+               "No effect without --pass_local_rank: ranks find LOCAL_RANK in their environment");
   app.add_flag("--dry_run,--dry-run", options.dry_run, "Print what would run where, and run nothing");
 }
 
@@ -347,6 +354,7 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
     throw UserError(describe_mistake(error) + " (see zerorun --help)");
   }
   options.command = command_of(app);
+  options.pass_local_rank = options.pass_local_rank && !values.no_local_rank;
   refuse_empty_texts(app);
   options.ranks_per_node = whole_number_in(values.ranks);
   if (!options.ranks_per_node) options.ranks_by_kind = values.ranks;

@@ -42,6 +42,8 @@ struct LaunchOptions {
   std::string bind_core_list;        // the processors to divide; empty: all
   bool module = false;               // the program is the name of a Python module
   bool no_python = false;            // the program is run as it is, although its name ends in .py
+  bool as_deepspeed = false;         // `import deepspeed` in the program finds the package zerorun
+  bool pass_local_rank = false;      // the program gets --local_rank=N, as from DeepSpeed's launcher
   bool dry_run = false;              // print the ranks' commands instead of running them
   std::vector<std::string> command;  // the program and its arguments, untouched
 };

@@ -18,8 +18,9 @@ def environment(**more):
 
 
 def launcher(kind, ranks):
-    if kind == "zerorun":
-        return [str(pathlib.Path(sys.executable).parent / "zerorun"), "--num_gpus", str(ranks)]
+    if kind in ("zerorun", "zerorun as deepspeed"):
+        more = ["--as-deepspeed"] if kind != "zerorun" else []
+        return [str(pathlib.Path(sys.executable).parent / "zerorun"), "--num_gpus", str(ranks), *more]
     if kind == "torchrun":
         return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port",
                 str(free_port())]
@@ -34,11 +35,12 @@ def free_port():
         return listening.getsockname()[1]
 
 
-def run(program, *arguments, ranks=2, kind="zerorun", expect=0, timeout=240, **more):
-    """Returns the program's output. `expect`: its exit code; None: any except 0."""
+def run(program, *arguments, ranks=2, kind="zerorun", expect=0, timeout=240, options=(), **more):
+    """Returns the program's output. `expect`: its exit code; None: any except 0. `options`: of the launcher."""
     command = [str(PROGRAMS / program), *map(str, arguments)]
-    command = launcher(kind, ranks) + command if ranks > 1 else [sys.executable, *command]
-    done = subprocess.run(command, env=environment(**more), timeout=timeout, stdout=subprocess.PIPE,
+    command = [*launcher(kind, ranks), *options, *command] if ranks > 1 else [sys.executable, *command]
+    # Not here, where the folder zerorun would hide the package from `python -m`.
+    done = subprocess.run(command, env=environment(**more), cwd=PROGRAMS, timeout=timeout, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, check=False)
     ok = done.returncode == expect if expect is not None else done.returncode != 0
     assert ok, f"exit code {done.returncode} of {command}\n{done.stdout[-6000:]}"

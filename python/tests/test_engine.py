@@ -129,6 +129,29 @@ def test_checkpoints(stage, tmp_path):
 
 
 @ALL
+def test_a_checkpoint_has_the_learning_rate_of_an_engine_without_a_schedule(stage, tmp_path):
+    """As Lightning loads it, which has a schedule of its own."""
+    plain = config(stage)
+    del plain["optimizer"]
+
+    def train(steps, rate, load=False):
+        model = net()
+        engine, optimizer, _, _ = zerorun.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=rate), config=plain)
+        if load:
+            engine.load_checkpoint(tmp_path, load_lr_scheduler_states=False)
+        losses = []
+        for number in range(steps):
+            if number == 2 and not load:
+                optimizer.param_groups[0]["lr"] = 0.005
+                engine.save_checkpoint(tmp_path)
+            losses.append(step(engine))
+        return losses, optimizer.param_groups[0]["lr"]
+
+    losses, _ = train(5, 0.01)
+    assert train(3, 0.03, load=True) == (losses[2:], 0.005)
+
+
+@ALL
 def test_states_of_a_parameter(stage):
     engine = make(stage, bf16={"enabled": True})
     weight = engine.module[0].weight

@@ -40,3 +40,21 @@ def engine_of(parameters):
     position = next(i for i, p in enumerate(parameters) if id(p) not in found._parameter_names)
     raise UserError(f"tensor {position} is not a parameter of the engine's model, others are: pass the model's own "
                     "parameters, of one engine")
+
+
+def divide(parameters):
+    """[(engine, those of the parameters that it has)] in the order in which the engines were made, the same on all ranks; and the
+    parameters that no engine has. Each parameter once."""
+    parameters = list({id(parameter): parameter for parameter in parameters}.values())
+    for engine in living():
+        if parameters and all(id(parameter) in engine._parameter_names for parameter in parameters):
+            return [(engine, parameters)], []
+    numbers = {id(engine): number for number, engine in _engines.items()}
+    of_engines, rest = {}, []
+    for parameter in parameters:
+        engine = owner_of(parameter)
+        if engine is None:
+            rest.append(parameter)
+        else:
+            of_engines.setdefault(numbers[id(engine)], (engine, []))[1].append(parameter)
+    return [found for _, found in sorted(of_engines.items(), key=lambda item: item[0])], rest

@@ -15,8 +15,10 @@ from datetime import timedelta
 
 import torch.distributed as _torch_distributed
 from torch.distributed import (  # noqa: F401
-    ReduceOp, all_gather, all_gather_object, all_reduce, barrier, broadcast, broadcast_object_list, gather,
-    get_process_group_ranks, new_group, recv, reduce, reduce_scatter, scatter, send)
+    P2POp, ProcessGroup, ReduceOp, all_gather, all_gather_into_tensor, all_gather_object, all_reduce, all_to_all,
+    all_to_all_single, barrier, batch_isend_irecv, broadcast, broadcast_object_list, gather, get_process_group_ranks,
+    irecv, isend, monitored_barrier, new_group, recv, reduce, reduce_scatter, reduce_scatter_tensor, scatter,
+    scatter_object_list, send)
 
 from ._core import UserError, variables_of_place
 
@@ -176,3 +178,24 @@ def get_local_rank():
 
 def destroy_process_group(group=None):
     return _torch_distributed.destroy_process_group(group)
+
+
+def get_world_group():
+    return _torch_distributed.group.WORLD
+
+
+def get_all_ranks_from_group(group=None):
+    return get_process_group_ranks(group)
+
+
+def get_global_rank(group=None, group_rank=0):
+    return group_rank if group is None else _torch_distributed.get_global_rank(group, group_rank)
+
+
+def has_all_gather_into_tensor():
+    return True
+
+
+has_reduce_scatter_tensor = has_all_gather_into_tensor
+inference_all_reduce = all_reduce
+allgather_fn, reduce_scatter_fn = all_gather_into_tensor, reduce_scatter_tensor

@@ -9,19 +9,21 @@ import weakref
 
 import torch
 
-from . import _core, _registry, client_state as states, data
+from . import _core, _registry, client_state as states, data, zero_to_fp32
 from ._core import CommError, Error, UserError
-from .comm import init_distributed, take_over_launcher
-from .errors import not_supported
+from .comm import get_world_size, init_distributed, take_over_launcher
+from .errors import FailedAssertion, not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
-from .inputs import path_for_core, read_config, refuse_models, shown, tag_for_core
+from .inputs import given_config, path_for_core, read_config, refuse_lone_ranks, refuse_models, shown, tag_for_core
 from .model_watch import ModelWatch
 from .module_notes import explained_errors, log_conversions, log_left_out
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
+from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
 from .state_dicts import show_parameters
+from .weights import Weights
 
 log = logging.getLogger("zerorun")
 
@@ -45,17 +47,19 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     take_over_launcher()
     if dist_init_required is not False:
         init_distributed()
-    text, origin = read_config(args, config if config is not None else config_params)
-    engine = Engine(model, text, origin, optimizer=optimizer, model_parameters=model_parameters,
+    refuse_lone_ranks(get_world_size())
+    config = given_config(args, config if config is not None else config_params)
+    text, origin = read_config(config)
+    engine = Engine(model, text, origin, config=config, optimizer=optimizer, model_parameters=model_parameters,
                     lr_scheduler=lr_scheduler, arguments=arguments)
     loader = engine.deepspeed_io(training_data, collate_fn=collate_fn) if training_data is not None else None
     return engine, engine.optimizer, loader, engine.lr_scheduler
 
 
-class Engine(Facts, torch.nn.Module):
+class Engine(Facts, Weights, torch.nn.Module):
     """Calls the model and runs ZeRO on its parameters. A model has one engine on each rank, used by one thread at a time."""
 
-    def __init__(self, model, config_text, origin, optimizer=None, model_parameters=None, lr_scheduler=None,
+    def __init__(self, model, config_text, origin, config=None, optimizer=None, model_parameters=None, lr_scheduler=None,
                  arguments=None):
         super().__init__()
         if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
@@ -83,6 +87,7 @@ class Engine(Facts, torch.nn.Module):
         self.is_destroyed = False
         self._stepped = False
         self.module = model
+        self.config = config  # what was passed: a dict or a path
         self._config = self._core.config()
         self._parameter_names = {id(tensor): name for name, tensor in given.parameters}
         self._model_watch = ModelWatch(model)
@@ -95,6 +100,8 @@ class Engine(Facts, torch.nn.Module):
         if not self._config["computes_only"]:
             self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
             self.optimizer.pull()
+            if self._config["stage"] == 3:
+                self.optimizer.parameter_offload = ParameterOffload(model)
             self.lr_scheduler = self._make_schedule(lr_scheduler)
         self._scheduled_steps = 0
         self._client_watch = ClientWatch(self, optimizer) if optimizer is not None else None
@@ -172,6 +179,8 @@ class Engine(Facts, torch.nn.Module):
 
     def scale(self, loss):
         """Returns the loss times the loss scale under fp16, for loss.backward(); otherwise the loss."""
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise FailedAssertion(f"engine.scale(): expected the loss, a scalar tensor, not {_shown_value(loss)}")
         return self._core.scale(loss)
 
     def step(self, lr_kwargs=None):
@@ -297,6 +306,8 @@ class Engine(Facts, torch.nn.Module):
             raise refusal from failure
         self._core.save_checkpoint(folder, folder_tag, text, tensors, save_latest, exclude_frozen_parameters, keep_last,
                                    asynchronous)
+        if self._core.rank() == 0:
+            zero_to_fp32.leave_script(save_dir)
         return True
 
     def _state_to_save(self, client_state):
@@ -322,8 +333,10 @@ class Engine(Facts, torch.nn.Module):
             log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", shown(load_dir))
             return None, None
         whole = not (load_module_only or self._config["computes_only"])
+        # Without a schedule of the engine, learning rates and counts of steps are the optimizer's.
+        counts = load_lr_scheduler_states or (load_optimizer_states and not self._config["has_scheduler"])
         found, text, tensors = self._core.load_checkpoint(folder, folder_tag, load_module_strict,
-                                                          load_optimizer_states and whole, load_lr_scheduler_states and whole)
+                                                          load_optimizer_states and whole, counts and whole)
         path = os.fsdecode(found)
         state = states.read(text, tensors) or {}
         schedule, numbers = ((state.pop(key, None) for key in (_SCHEDULE_KEY, _OPTIMIZER_KEY)) if isinstance(state, dict)
@@ -338,31 +351,6 @@ class Engine(Facts, torch.nn.Module):
         if self.optimizer is not None:
             self.optimizer.pull()
         return path, state
-
-    def save_16bit_model(self, save_dir, save_filename="model.safetensors", exclude_frozen_parameters=False):
-        """Writes one safetensors file with the weights in the dtype of training. A collective. Returns True."""
-        self._core.save_16bit_model(path_for_core(save_dir, "save_16bit_model"),
-                                    path_for_core(save_filename, "save_16bit_model"), exclude_frozen_parameters)
-        return True
-
-    save_fp16_model = save_16bit_model
-
-    def consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
-        """Returns the model's state_dict as plain tensors on the CPU on rank 0, and None on the other ranks. A collective."""
-        is_first = self._core.rank() == 0
-        state = {}
-        for name, tensor in self.module.state_dict(keep_vars=True).items():
-            if exclude_frozen_parameters and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
-                continue
-            whole = tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor  # gathers on all ranks
-            if is_first:
-                state[name] = whole.cpu() if isinstance(whole, torch.Tensor) else whole
-        return state if is_first else None
-
-    _zero3_consolidated_16bit_state_dict = consolidated_16bit_state_dict
-
-    def module_state_dict(self, destination=None, prefix="", keep_vars=False, exclude_frozen_parameters=False):
-        return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
 
     def offload_states(self, include=None, device=None, pin_memory=True, non_blocking=False):
         self._core.offload_states()
@@ -402,3 +390,7 @@ def _end_engines():
         except Exception as error:  # noqa: BLE001: the interpreter is ending
             log.error("an engine was not destroyed cleanly: %s", error)
             _core.note_failure()
+
+
+def _shown_value(value):
+    return f"one of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"

@@ -3,6 +3,14 @@
 from ._core import UserError
 
 
+class BadArgument(UserError, ValueError):
+    """An argument of a function that cannot be, where DeepSpeed raises ValueError."""
+
+
+class FailedAssertion(UserError, AssertionError):
+    """A wrong argument, where DeepSpeed raises AssertionError."""
+
+
 class NotSupportedError(UserError, NotImplementedError):
     """A function of DeepSpeed that ZeroRun does not have. The message names the remedy."""
 

@@ -1,7 +1,10 @@
 """The getters of an engine, with DeepSpeed's names: settings, counts, its rank."""
 
+import functools
+import json
 import logging
 import os
+import re
 
 import torch
 
@@ -104,6 +107,14 @@ class Facts:
     def resolved_config(self):
         """Every setting with its value and where it comes from, as `zerorun config show` prints it."""
         return self._config["resolved"]
+
+    def _settings(self):
+        """The same as a dict, without where values come from."""
+        return json.loads(re.sub(r" +// .*$", "", self.resolved_config, flags=re.MULTILINE))
+
+    @functools.cached_property
+    def _persistence_threshold(self):
+        return self._settings()["zero_optimization"]["stage3_param_persistence_threshold"]
 
     def bytes_by_category(self):
         """Bytes of model states that this rank holds, by category."""

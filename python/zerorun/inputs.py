@@ -1,11 +1,16 @@
 """Reads and checks the inputs of initialize() before the engine changes anything."""
 
 import json
+import logging
+import math
 import os
+import sys
 
 import torch
 
 from ._core import UserError
+
+log = logging.getLogger("zerorun")
 
 _MOST_CHARACTERS = 16 << 20  # as in config/file.cpp
 
@@ -36,14 +41,33 @@ def shown(path):
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def read_config(args, config):
+def given_config(args, config):
+    """The config that the program passes, as an argument of initialize() or on its command line."""
     if config is None:
         config = getattr(args, "deepspeed_config", None)
     if config is None:
         raise UserError("initialize(): no config: pass config=\"ds_config.json\" or a dict, or --deepspeed_config")
+    return config
+
+
+def _as_deepspeed_reads(config):
+    """The dict without what frameworks add to it and DeepSpeed takes silently."""
+    result = dict(config)
+    if result.get("steps_per_print") == math.inf:  # never
+        result["steps_per_print"] = sys.maxsize
+    dotted = [key for key in result if isinstance(key, str) and key.split(".")[0] in result and "." in key]
+    for key in dotted:
+        del result[key]
+    if dotted:
+        log.info("keys of the config with a dot have no effect, as in DeepSpeed: %s", ", ".join(dotted))
+    return result
+
+
+def read_config(config):
+    """The config's text for the core, and where it comes from. Raises UserError."""
     if isinstance(config, dict):
         try:
-            return json.dumps(config), "the config dict"
+            return json.dumps(_as_deepspeed_reads(config)), "the config dict"
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"initialize(): the config dict holds what JSON has not: {error}") from error
     if not isinstance(config, (str, os.PathLike)):
@@ -59,6 +83,19 @@ def read_config(args, config):
     if len(text) > _MOST_CHARACTERS:
         raise UserError(f"initialize(): cannot read the config {name}: it has more than 16 MiB")
     return text, name
+
+
+def refuse_lone_ranks(world_size):
+    """Raises UserError where Accelerate takes each rank for the only one, as on CPUs if it is not told the backend: each rank
+    would then train on all of the data. Nothing but Accelerate's own state shows this."""
+    partial_state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    state = getattr(partial_state, "_shared_state", {})
+    if world_size > 1 and state.get("num_processes") == 1 and state.get("distributed_type") == "DEEPSPEED":
+        raise UserError(
+            f"initialize(): Accelerate takes this rank for the only one, but there are {world_size}: all would train on the same "
+            "data. On CPUs tell it the backend: Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend=\"gloo\")]), or for "
+            "a Trainer PartialState(backend=\"gloo\") before TrainingArguments(accelerator_config={\"use_configured_state\": "
+            "True}, ...)")
 
 
 def refuse_models(model):

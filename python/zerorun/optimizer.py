@@ -6,20 +6,22 @@ import json
 import torch
 
 from ._core import ParameterGroup, UserError
-from .ops.adam import _Adam
+from .ops.held import HeldOptimizer
+from .runtime.lr_schedules import starting_momentum
 
 _EXPECTED = ("expected torch.optim.Adam, AdamW, SGD, Adagrad or RMSprop, or a subclass that leaves their update as it is, or "
-             "zerorun.ops.adam's FusedAdam or DeepSpeedCPUAdam, or an \"optimizer\" in the config; "
+             "one of zerorun.ops, or an \"optimizer\" in the config; "
              "\"zero_allow_untested_optimizer\": true in the config allows others that are element-wise")
 
 
 def _adam(optimizer, group):
     params = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
-    if isinstance(optimizer, _Adam):
-        extra = dict(bias_correction=optimizer.bias_correction, amsgrad=optimizer.amsgrad)
-        return "Adam", {**params, **extra, "adam_w_mode": optimizer.adam_w_mode}
     decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)
     return "Adam", {**params, "amsgrad": group["amsgrad"], "adam_w_mode": bool(decoupled)}
+
+
+def _held(optimizer, group):
+    return optimizer.kind, optimizer.params_of(group)
 
 
 def _named(kind, names):
@@ -47,7 +49,7 @@ def has_kernel(optimizer):
 
 
 def _find_rule(optimizer):
-    for kind, rule in (*_RULES.items(), (_Adam, _adam)):
+    for kind, rule in (*_RULES.items(), (HeldOptimizer, _held)):
         if isinstance(optimizer, kind) and _updates_as(type(optimizer), kind):
             return rule
     return None
@@ -63,7 +65,7 @@ def _rule_of(optimizer):
 
 def _updates_as(kind, known):
     """Whether a class updates as its base `known`: no class between them replaces anything that the update calls."""
-    if issubclass(kind, _Adam) or kind is known:
+    if issubclass(kind, HeldOptimizer) or kind is known:
         return True
     between = kind.__mro__[:kind.__mro__.index(known)]
     replaced = {name for each in between for name in vars(each) if hasattr(known, name)}
@@ -188,6 +190,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     cur_scale = loss_scale
 
+    def needs_scaler(self):
+        """Whether a backward must begin with engine.scale(loss) or engine.backward(loss)."""
+        return self._engine.fp16_enabled()
+
     def push(self):
         """Passes the lr, betas and weight_decay that the program has changed since the last call to the engine. Under a
         schedule of the config that alone sets lr and betas."""
@@ -231,19 +237,30 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._engine.zero_grad()
 
     def step(self, closure=None):
-        raise UserError("optimizer.step(): call engine.step(), which reduces gradients, clips and updates")
+        """engine.step(), which a program may call instead; not both for one backward. Returns what closure() does, which is
+        called before."""
+        result = closure() if closure is not None else None
+        self._engine.step()
+        return result
 
     def backward(self, loss, retain_graph=False):
         self._engine.backward(loss, retain_graph=retain_graph)
 
     def state_dict(self):
-        raise UserError("optimizer.state_dict(): the state is spread over ranks; engine.save_checkpoint() saves it")
+        """What frameworks may ask for and drop: it cannot be saved, because the state is spread over ranks."""
+        groups = [{**group, "params": list(range(len(group["params"])))} for group in self.param_groups]
+        return _SpreadState(state={}, param_groups=groups)
 
     def load_state_dict(self, state_dict):
         raise UserError("optimizer.load_state_dict(): the state is spread over ranks; engine.load_checkpoint() loads it")
 
     def __getstate__(self):
         raise UserError("the optimizer of an engine cannot be pickled: engine.save_checkpoint() saves its state")
+
+
+class _SpreadState(dict):
+    def __reduce_ex__(self, protocol):
+        raise UserError("optimizer.state_dict(): the state is spread over ranks; engine.save_checkpoint() saves it")
 
 
 class ClientWatch:
@@ -292,6 +309,14 @@ class ConfigSchedule:
         return self._engine.get_lr()
 
     get_last_lr = get_lr
+
+    def get_mom(self):
+        """(momentum, beta2) of each group, or None where the schedule leaves them alone."""
+        params = self._engine._settings()["scheduler"]["params"]
+        if not params.get("cycle_momentum"):
+            return None
+        betas = self._engine.get_mom()
+        return starting_momentum(betas, params["cycle_max_mom"]) if self._engine.global_steps == 0 else betas
 
     def step(self, *args, **kwargs):
         """Has no effect: the engine advances the schedule with each applied optimizer step."""

@@ -87,8 +87,12 @@ def find(model, target):
     if isinstance(target, type):
         return [module for module in model.modules() if isinstance(module, target)]
     if isinstance(target, str):
-        return [module for module in model.modules() if type(module).__name__ == target]
+        return [module for module in model.modules() if target in _names_of_class(type(module))]
     raise UserError(f"found a {type(target).__name__}, expected a module, a class of modules or its name")
+
+
+def _names_of_class(kind):
+    return kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
 
 
 def gather_arguments(function):

@@ -1,6 +1,7 @@
 """Makes the tensors of module.state_dict() pickle as copies of their values, so that torch.save() works under an engine.
 One rank alone may save where it needs no other rank to read the values."""
 
+import functools
 import weakref
 
 import torch
@@ -9,22 +10,104 @@ from . import _core
 
 
 class ShownParameter(torch.Tensor):
-    """A parameter in a state_dict: detached, as in any state_dict. Operators treat it as the parameter itself."""
+    """A parameter in a state_dict: detached, as in any state_dict. Operators treat it as the parameter itself. Where the
+    parameter has no memory, data_ptr() is that of a copy, if this rank can make one alone; else an _Address, so that programs find
+    out which tensors of a state_dict they need not write on this rank."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+    _zerorun_copy = None
+
+    def _plain(self):
+        return self.as_subclass(torch.Tensor) if self._zerorun_copy is None else self._zerorun_copy
+
+    def _may_copy(self):
+        engine = self._zerorun_engine()
+        return engine is not None and not engine.is_destroyed and _core.may_read_alone(engine._core)
 
     def _copy_alone(self):
-        plain = self.as_subclass(torch.Tensor)
-        engine = self._zerorun_engine()
-        if engine is None or engine.is_destroyed or not _core.may_read_alone(engine._core):
-            return plain  # whose memory says what to do
-        return plain.detach().clone()
+        plain = self._plain()
+        return plain.detach().clone() if self._may_copy() else plain  # whose memory says what to do
 
     def __reduce_ex__(self, protocol):
         return self._copy_alone().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo):
-        return memo.setdefault(id(self), self.as_subclass(torch.Tensor).detach().clone())
+        return memo.setdefault(id(self), self._plain().detach().clone())
+
+    def _part(self, part):
+        if self._zerorun_copy is not None:
+            return part
+        part = part.as_subclass(ShownParameter)
+        part._zerorun_engine = self._zerorun_engine
+        return part
+
+    def view(self, *shape):
+        return self._part(self._plain().view(*shape))
+
+    def __getitem__(self, index):
+        return self._part(self._plain()[index])
+
+    def data_ptr(self):
+        if not _has_memory(self._plain()):
+            if not self._may_copy():
+                return _Address(self)
+            self._zerorun_copy = self._copy_alone()
+        return self._plain().data_ptr()
+
+    def untyped_storage(self):
+        return self._plain().untyped_storage() if _has_memory(self._plain()) else _Storage(self)
+
+    storage = untyped_storage
+
+
+def _has_memory(tensor):
+    try:
+        tensor.data_ptr()
+    except RuntimeError:  # the engine refuses raw access
+        return False
+    return True
+
+
+@functools.total_ordering
+class _Address:
+    """In place of the address of a parameter that has no memory here: can be compared, and not be read."""
+
+    def __init__(self, shown, offset=None):
+        self._plain = shown.as_subclass(torch.Tensor)
+        offset = self._plain.storage_offset() * self._plain.element_size() if offset is None else offset
+        self._key = self._plain.untyped_storage()._cdata, offset
+
+    def __add__(self, count):
+        return _Address(self._plain, self._key[1] + count)
+
+    def __eq__(self, other):
+        return isinstance(other, _Address) and self._key == other._key
+
+    def __lt__(self, other):
+        return self._key < (other._key if isinstance(other, _Address) else (other, 0))
+
+    def __hash__(self):
+        return hash(self._key)
+
+    def __index__(self):
+        return self._plain.data_ptr()  # raises, and says what to do
+
+    _as_parameter_ = property(__index__)  # for ctypes
+
+
+class _Storage:
+    """In place of the storage of such a parameter: its own, although parameters of a bucket share one."""
+
+    def __init__(self, shown):
+        self._address, self._bytes, self.device = _Address(shown), shown.nbytes, shown.device
+
+    def data_ptr(self):
+        return self._address
+
+    def nbytes(self):
+        return self._bytes
+
+    size = __len__ = nbytes
 
 
 def show_parameters(engine, hooks):

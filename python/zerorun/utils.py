@@ -1,5 +1,6 @@
 """zerorun.utils, as deepspeed.utils: whole states of a parameter, leaf modules, a logger."""
 
+import functools
 import logging
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from . import _core, _registry
 from ._core import UserError, survive_termination  # noqa: F401
 from .data import RepeatingLoader  # noqa: F401
-from .errors import not_supported
+from .errors import BadArgument, not_supported
 from .raw_access import MARK, find
 
 logger = logging.getLogger("zerorun")
@@ -19,6 +20,12 @@ def log_dist(message, ranks=None, level=logging.INFO):
 
     if ranks is None or -1 in ranks or get_rank() in ranks:
         logger.log(level, "[Rank %d] %s", get_rank(), message)
+
+
+@functools.lru_cache(None)
+def log_dist_once(message, ranks=None, level=logging.INFO):
+    """The same, once for each message. `ranks`: a tuple."""
+    log_dist(message, ranks, level)
 
 
 def _engine_of(param):
@@ -84,16 +91,61 @@ def safe_get_local_grad(param):
     raise not_supported("safe_get_local_grad()", "take safe_get_full_grad(), which has the whole gradient on all ranks")
 
 
-def set_z3_leaf_modules(model, leaf_module_classes):
-    """Gathers all parameters of modules of these classes around forward and backward. May be called before or after
-    initialize()."""
-    found = [module for target in leaf_module_classes for module in find(model, target)]
-    if not found:
-        raise UserError(f"set_z3_leaf_modules(): the model has no module of {list(leaf_module_classes)}")
+def set_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found=True):
+    """Gathers all parameters of modules of these classes (or names of classes, also with their module) around forward and
+    backward. May be called before or after initialize(). Returns the modules."""
+    return _mark(_of_classes(model, leaf_module_classes, raise_if_not_found), True)
+
+
+def unset_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found=True):
+    """Undoes set_z3_leaf_modules(), before initialize(). Returns the modules."""
+    return _mark(_of_classes(model, leaf_module_classes, raise_if_not_found), False)
+
+
+def set_z3_leaf_modules_by_name(model, module_names, flag=True, raise_if_not_found=True):
+    """The same for modules by their names in named_modules(). Returns the modules, and the names that the model lacks."""
+    return _mark_where(model, module_names, str.__eq__, flag, raise_if_not_found)
+
+
+def set_z3_leaf_modules_by_suffix(model, module_name_suffixes, flag=True, raise_if_not_found=True):
+    """The same for modules by the ends of their names in named_modules()."""
+    return _mark_where(model, module_name_suffixes, str.endswith, flag, raise_if_not_found)
+
+
+def set_z3_leaf_module(model, flag):
+    """The same for one module."""
     engine = _registry.engine_of(list(model.parameters())[:1])
-    for module in found:
-        if engine is None:
-            setattr(module, MARK, True)
-        else:
-            engine.gather_around(module)
+    if engine is not None and not flag:
+        raise UserError("unset_z3_leaf_modules() after initialize(): call it before")
+    setattr(model, MARK, flag)
+    if engine is not None:
+        engine.gather_around(model)
+
+
+def get_z3_leaf_modules(model):
+    return [module for module in model.modules() if z3_leaf_module(module)]
+
+
+def z3_leaf_module(model):
+    return bool(getattr(model, MARK, False))
+
+
+def _of_classes(model, classes, raise_if_not_found):
+    found = [module for target in classes for module in find(model, target)]
+    if not found and raise_if_not_found:
+        raise BadArgument(f"set_z3_leaf_modules(): the model has no module of {list(classes)}")
     return found
+
+
+def _mark_where(model, texts, matches, flag, raise_if_not_found):
+    found = {text: [module for name, module in model.named_modules() if matches(name, text)] for text in texts}
+    missing = [text for text, modules in found.items() if not modules]
+    if missing and raise_if_not_found:
+        raise BadArgument(f"set_z3_leaf_modules_by_name() or _by_suffix(): the model has no modules of the names {missing}")
+    return _mark(list({id(module): module for modules in found.values() for module in modules}.values()), flag), missing
+
+
+def _mark(modules, flag):
+    for module in modules:
+        set_z3_leaf_module(module, flag)
+    return modules

@@ -1,10 +1,13 @@
 """zerorun.zero, like deepspeed.zero: models that are too large for one rank, and scopes with whole parameters."""
 
+import contextlib
+
 import torch
 
 from . import _core
 from ._core import UserError
-from ._registry import engine_of
+from ._registry import divide
+from .partitioned import note_values_made
 from .raw_access import gather_arguments  # noqa: F401
 
 
@@ -34,7 +37,8 @@ class Init:
 
 class GatheredParameters(_core.ScopeStack):
     """In this scope each rank has all values of `params`, so that one rank alone can read them, or code without torch's
-    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end, also `parameter.data = ...`. A collective. Before initialize()
+    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end, also `parameter.data = ...`. A
+    collective. The parameters may belong to several engines; those of no engine stay as they are. Before initialize()
     parameters made under zero.Init get their values here on each rank, and keep them."""
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
@@ -44,30 +48,36 @@ class GatheredParameters(_core.ScopeStack):
         self._params = [params] if isinstance(params, torch.Tensor) else list(params)
         self._modifier_rank = modifier_rank
         self._enabled = enabled
-        self._entered = []  # for each scope: its engine
+        self._entered = []  # for each scope: whether an engine has parameters of it, and the scopes of engines after the first
 
     def _prepare(self, depth):
-        engine = engine_of(self._params) if self._enabled and self._params else None
-        if engine is None and self._enabled and self._params:
-            self._make_values()
-        self._entered[depth:] = [engine]
-        return None if engine is None else (engine._core, self._params, self._modifier_rank)
+        of_engines, rest = divide(self._params) if self._enabled else ([], [])
+        self._make_values(rest)
+        others = []
+        self._entered[depth:] = [(bool(of_engines), others)]
+        for engine, parameters in of_engines[1:]:
+            others.append(_core.GatherScope(engine._core, parameters, self._modifier_rank))
+        return (of_engines[0][0]._core, of_engines[0][1], self._modifier_rank) if of_engines else None
 
-    def _make_values(self):
-        if self._modifier_rank not in (None, 0) and not torch.distributed.is_initialized():
+    def _make_values(self, parameters):
+        deferred = [parameter for parameter in parameters if _core.is_deferred(parameter)]
+        if deferred and self._modifier_rank not in (None, 0) and not torch.distributed.is_initialized():
             raise UserError(f"GatheredParameters(modifier_rank={self._modifier_rank}) before initialize(): call "
                             "zerorun.init_distributed() first, which connects the ranks")
-        for parameter in self._params:
-            if _core.is_deferred(parameter):
-                parameter.data = _core.make_tensor(parameter)
+        for parameter in deferred:
+            note_values_made(parameter)
+            parameter.data = _core.make_tensor(parameter)
 
     def _leave(self, depth, failed):
-        engine = self._entered[depth]
+        """Returns whether the first engine's scope, which closes after this, ends as after an exception."""
+        has_engine, others = self._entered[depth]
         del self._entered[depth:]
+        while others:
+            others.pop().close(failed)
         if failed or not self._enabled:
             return True
         # Before initialize(): rank 0's values are those that initialize() gives all ranks.
-        if engine is None and self._modifier_rank not in (None, 0) and torch.distributed.is_initialized():
+        if not has_engine and self._modifier_rank not in (None, 0) and torch.distributed.is_initialized():
             for parameter in self._params:
                 torch.distributed.broadcast(parameter.data, self._modifier_rank)
         return False
@@ -79,3 +89,11 @@ def register_external_parameter(module, parameter):
 
 def unregister_external_parameter(module, parameter):
     """Has no effect."""
+
+
+@contextlib.contextmanager
+def unwrap_model_for_generation(model):
+    """In this scope every rank has all values of an engine's model, for many forwards (generate()). As DeepSpeed's function of
+    this name; training goes on afterwards. A collective."""
+    with GatheredParameters(model.parameters()):
+        yield model

@@ -72,6 +72,10 @@ TEST_CASE("options are read in DeepSpeed's and in torchrun's spelling") {
   CHECK(options({"--module", "package.tool"}).module);
   CHECK(options({"--no_python", "a.py"}).no_python);
   CHECK(options({"--dry_run", "--no_local_rank", "p"}).dry_run);
+  CHECK(options({"--as-deepspeed", "a.py"}).as_deepspeed);
+  CHECK_FALSE(options({"--as-deepspeed", "a.py"}).pass_local_rank);
+  CHECK(options({"--as_deepspeed", "--pass_local_rank", "a.py"}).pass_local_rank);
+  CHECK_FALSE(options({"--as_deepspeed", "--pass_local_rank", "--no_local_rank", "a.py"}).pass_local_rank);
   for (const char* device : {"auto", "cpu", "cuda"})
     CHECK(options({"--device", device, "prog"}).device == device);
   for (const char* comm : {"auto", "shm", "gloo"}) CHECK(options({"--comm", comm, "prog"}).comm == comm);

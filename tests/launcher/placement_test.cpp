@@ -173,6 +173,29 @@ TEST_CASE("a dry run prints commands that are quoted for a shell") {
   CHECK(shell_word("$(id)") == "'$(id)'");
 }
 
+TEST_CASE("zerorun.as_deepspeed runs scripts, modules and other programs for which zerorun is deepspeed") {
+  using Words = std::vector<std::string>;
+  const zerorun::testing::TemporaryFolder folder;
+  const std::string script = (folder / "train.py").string();
+  std::ofstream(script) << "";
+  const Words head = {"python3", "-u", "-m", "zerorun.as_deepspeed"};
+  const auto after_head = [&](const Words& more) {
+    Words all = head;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  CHECK(arguments_as_deepspeed({script, "-x"}, false, false, false) == after_head({script, "-x"}));
+  CHECK(arguments_as_deepspeed({script, "-x"}, false, false, true) ==
+        after_head({"--local_rank", script, "-x"}));
+  CHECK(arguments_as_deepspeed({"pkg.train"}, true, false, false) == after_head({"-m", "pkg.train"}));
+  CHECK(arguments_as_deepspeed({"x.py"}, false, true, false) == after_head({"--no_python", "x.py"}));
+  CHECK(arguments_as_deepspeed({"accelerate", "launch"}, false, false, false) ==
+        after_head({"accelerate", "launch"}));
+  std::filesystem::remove(script);
+  CHECK_THROWS_WITH(arguments_as_deepspeed({script}, false, false, false),
+                    Contains("correct the path of the script"));
+}
+
 TEST_CASE("Python runs modules and files that end in .py") {
   const auto arguments = [](std::vector<std::string> command, bool module, bool no_python) {
     return program_arguments(std::move(command), module, no_python);

@@ -1,1 +1,1 @@
-from . import adam  # noqa: F401
+from . import adagrad, adam, lamb, lion  # noqa: F401

@@ -1,20 +1,14 @@
-"""deepspeed.ops.adam's optimizers. They only hold hyperparameters; the engine's kernels do the updates."""
+"""deepspeed.ops.adam."""
 
-import torch
+from .held import HeldOptimizer
 
 
-class _Adam(torch.optim.Optimizer):
+class _Adam(HeldOptimizer):
+    kind = "Adam"
+
     def __init__(self, params, lr, bias_correction, betas, eps, adam_w_mode, weight_decay, amsgrad):
-        super().__init__(params, dict(lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay))
-        self.bias_correction = bias_correction
-        self.adam_w_mode = adam_w_mode
-        self.amsgrad = amsgrad
-
-    def step(self, closure=None):
-        from .._core import UserError
-
-        raise UserError(f"{type(self).__name__}.step(): pass this optimizer to zerorun.initialize() and call "
-                        "engine.step()")
+        super().__init__(params, dict(bias_correction=bias_correction, amsgrad=amsgrad, adam_w_mode=adam_w_mode), lr=lr,
+                         betas=tuple(betas), eps=eps, weight_decay=weight_decay)
 
 
 class FusedAdam(_Adam):

@@ -1,1 +1,1 @@
-from . import lr_schedules  # noqa: F401
+from . import lr_schedules, utils  # noqa: F401

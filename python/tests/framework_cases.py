@@ -1,0 +1,114 @@
+"""The programs of DeepSpeed's users (frameworks/): their cases, how they are started, and how near two runs are. test_frameworks.py and
+benchmarks/peers/frameworks use it."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from launch import environment, free_port
+
+FRAMEWORKS = pathlib.Path(__file__).parent / "frameworks"
+STAGES = (0, 1, 2, 3)
+
+# Each program's arguments with what follows the stage, and the largest relative difference between the losses of two runs that is
+# allowed. DPO's loss is of differences between sums of logarithms. (Neighbouring bf16 numbers are 0.4 to 0.8 % apart.)
+ALLOWED = {
+    ("accelerate_loop.py", "fp32"): 1e-6, ("accelerate_loop.py", "bf16"): 5e-3,
+    ("launched.py", "fp32"): 1e-6, ("launched.py", "bf16"): 5e-3,
+    ("trainer_loop.py", "gpt2"): 1e-6, ("trainer_loop.py", "llama"): 1e-6,
+    ("trl_loop.py", "sft"): 1e-6, ("trl_loop.py", "dpo"): 5e-6,
+    ("trl_loop.py", "sft_peft"): 1e-6, ("trl_loop.py", "dpo_peft"): 5e-6,
+    ("peft_loop.py", "not_reentrant"): 1e-6, ("peft_loop.py", "reentrant"): 1e-6,
+    ("two_engines.py", "gan"): 1e-6, ("two_engines.py", "distillation"): 1e-6,
+    ("lightning_loop.py", "fabric"): 1e-6, ("lightning_loop.py", "trainer"): 1e-6,
+}
+CASES = [(program, str(stage), kind) for program, kind in ALLOWED for stage in STAGES]
+# What every change runs; the others run with ZERORUN_TEST_ALL.
+QUICK = [("accelerate_loop.py", "2", "fp32"), ("launched.py", "2", "fp32"), ("peft_loop.py", "2", "not_reentrant"),
+         ("trainer_loop.py", "3", "llama"), ("trl_loop.py", "3", "dpo"), ("two_engines.py", "2", "gan")]
+# The cases in which DeepSpeed 0.19.8 does not train as plain torch does, and why.
+_STAGE_0_BF16 = "begins with an optimizer step whose gradients are 0"
+WRONG_IN_DEEPSPEED = {
+    ("accelerate_loop.py", "0", "bf16"): _STAGE_0_BF16,
+    ("launched.py", "0", "bf16"): _STAGE_0_BF16,
+    ("two_engines.py", "3", "gan"): "trains the discriminator with what the generator's loss has left in it",
+}
+
+
+def plain_of(case):
+    """The case of plain torch. There is none in bf16: DDP has no fp32 weights beside those of 16 bits."""
+    return None if case[2] == "bf16" else (case[0], "plain", case[2])
+
+
+def run(case, folder, corpus, variables):
+    """Runs a case on two ranks of the CPU, in this Python's environment with these variables, and returns what the program has written, with
+    the sums of the tensors that it has saved. Raises RuntimeError with the program's output."""
+    program, stage, kind = case
+    out = pathlib.Path(folder, "-".join(case).replace(".py", "") + ".json")
+    arguments = [stage, kind, *([] if program in ("two_engines.py", "lightning_loop.py") else [str(corpus)]), str(out)]
+    command = [sys.executable, "-P", "-m"]
+    if program == "launched.py" and stage != "plain":
+        command += ["accelerate.commands.launch", "--config_file", str(_yaml(out, stage, kind))]
+    else:
+        command += ["torch.distributed.run", "--nproc_per_node", "2"]
+    more = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **variables}
+    path = [str(FRAMEWORKS), *filter(None, [variables.get("PYTHONPATH")])]
+    # accelerate adds the current folder to PYTHONPATH, so it must not be one with a folder zerorun.
+    done = subprocess.run([*command, "--master_port" if command[3] == "torch.distributed.run" else "--main_process_port",
+                           str(free_port()), str(FRAMEWORKS / program), *arguments], timeout=300, check=False, cwd=folder,
+                          env={**environment(), **more, "PYTHONPATH": os.pathsep.join(path)}, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0 and not (out.exists() and variables.get("MAY_ABORT")):
+        raise RuntimeError(f"exit code {done.returncode} of {' '.join(case)}\n{done.stdout[-8000:]}")
+    found = json.loads(out.read_text())
+    if "saved" in found:
+        found["saved"] = sums(found["saved"])
+    return found
+
+
+def _yaml(out, stage, precision):
+    config, yaml = out.with_suffix(".ds_config.json"), out.with_suffix(".yaml")
+    config.write_text(json.dumps({
+        "_comment": "the optimizer is the program's", "bf16": {"enabled": precision == "bf16"},
+        "zero_optimization": {"stage": int(stage), "overlap_comm": True, "contiguous_gradients": True, "reduce_bucket_size": "auto",
+                              "stage3_gather_16bit_weights_on_model_save": True},
+        "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto"}))
+    yaml.write_text(f"""compute_environment: LOCAL_MACHINE
+debug: false
+deepspeed_config:
+  deepspeed_config_file: {config}
+  zero3_init_flag: true
+distributed_type: DEEPSPEED
+machine_rank: 0
+main_training_function: main
+num_machines: 1
+num_processes: 2
+rdzv_backend: static
+same_network: true
+use_cpu: false
+""")
+    return yaml
+
+
+def sums(folder):
+    """The sum of absolute values of each tensor in the safetensors files of a folder."""
+    from safetensors import safe_open
+
+    found = {}
+    for file in sorted(pathlib.Path(folder).glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            found.update({name: tensors.get_tensor(name).double().abs().sum().item() for name in tensors.keys()})
+    return found
+
+
+def distance(a, b):
+    """The largest relative difference between two losses of two runs: lists, or dicts, of the same shape."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), (sorted(a), sorted(b))
+        return max((distance(a[key], b[key]) for key in a), default=0.0)
+    if isinstance(a, list):
+        return max((distance(x, y) for x, y in zip(a, b, strict=True)), default=0.0)
+    return 0.0 if a == b else abs(a - b) / max(abs(a), abs(b))

@@ -1,0 +1,174 @@
+"""zerorun under the name deepspeed: who gets it, what a program finds, and how programs start."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from framework_names import names_in
+from launch import PROGRAMS, environment
+
+import zerorun
+from zerorun import as_deepspeed
+
+PROGRAM = str(PROGRAMS / "as_deepspeed.py")
+SCRIPTS = pathlib.Path(sys.executable).parent
+RECORDED = pathlib.Path(__file__).parent / "data" / "framework_names.tsv"
+# Names that frameworks take, and that DeepSpeed 0.19.8 does not have either.
+NOT_OF_DEEPSPEED = {"deepspeed.utils.is_initialized"}
+
+
+def run(*command, expect=0, **more):
+    variables = {**environment(), **more}
+    variables["PYTHONPATH"] = more.get("PYTHONPATH", "")
+    done = subprocess.run(list(map(str, command)), env=variables, cwd=PROGRAMS, timeout=120, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == expect, done.stdout
+    return done.stdout
+
+
+def posing(*command, **more):
+    return run(sys.executable, "-m", "zerorun.as_deepspeed", *command, **more)
+
+
+def check_output(output):
+    folder = str(as_deepspeed.FOLDER)
+    assert f"found: {folder}/deepspeed/__init__.py" in output
+    assert "version: 0.19.8 ['deepspeed']" in output
+    assert f"package: 0.19.8 {folder}/deepspeed/__init__.py" in output
+    assert "refused: deepspeed.pipe.PipelineModule is not supported by zerorun: train the model as one" in output
+    assert "refused: deepspeed.init_inference is not supported by zerorun: serve the model" in output
+    assert "refused: deepspeed.utils.OnDevice is not supported by zerorun: build the model" in output
+
+
+def test_nobody_gets_it_unasked():
+    found = importlib.util.find_spec("deepspeed")
+    assert found is None or not found.origin.startswith(str(as_deepspeed.FOLDER))
+    installed = [str(file) for file in importlib.metadata.files("zerorun")]
+    assert not [name for name in installed if name.endswith(".pth") or name.split("/")[0].startswith("deepspeed")]
+    assert not [entry for entry in importlib.metadata.distribution("zerorun").entry_points if "deepspeed" in entry.name]
+
+
+def test_a_script_finds_it_and_its_arguments():
+    output = posing(PROGRAM, "--train", "--print-env", "-m")
+    check_output(output)
+    assert "arguments: ['--train', '--print-env', '-m']" in output
+    assert "engine: zerorun.engine 1" in output
+
+
+def test_a_module_and_a_command_find_it(tmp_path):
+    check_output(posing("-m", "as_deepspeed", PYTHONPATH=str(PROGRAMS)))
+    check_output(posing(sys.executable, PROGRAM))
+    assert "cannot run 'no_such_command': No such file" in posing("no_such_command", expect=1)
+    assert "cannot run 'no_such.py': no such file" in posing("no_such.py", expect=1)
+    assert "--nproc: unknown option before the program's name" in posing("--nproc", "2", PROGRAM, expect=1)
+
+
+def test_a_shell_gets_the_variables():
+    check_output(run("sh", "-c", f'eval "$({sys.executable} -m zerorun.as_deepspeed --print-env)"; {sys.executable} {PROGRAM}'))
+    first = as_deepspeed.variables({"PATH": "/bin", "PYTHONPATH": "/a:/b"})
+    assert first["PYTHONPATH"] == f"{as_deepspeed.FOLDER}:/a:/b"
+    assert first["PATH"].split(":")[:2] == [str(as_deepspeed.FOLDER / "bin"), "/bin"]
+    assert as_deepspeed.variables(first) == first  # once is enough
+
+
+def test_the_launcher_has_an_option_for_it():
+    output = run(SCRIPTS / "zerorun", "--num_gpus", "2", "--as-deepspeed", PROGRAM, "--train")
+    check_output(output)
+    assert output.count("package: 0.19.8 ") == 2
+    assert output.count("engine: zerorun.engine 2") == 2
+
+
+def test_the_command_deepspeed_is_the_launcher():
+    output = posing("deepspeed", "--num_gpus", "2", "--module", "as_deepspeed", "--a", PYTHONPATH=str(PROGRAMS))
+    for rank in range(2):
+        assert f"arguments: ['--local_rank={rank}', '--a']" in output
+    assert "arguments: ['--a']" in posing("deepspeed", "--num_gpus", "2", "--no_local_rank", PROGRAM, "--a")
+    assert "does not support" in posing("deepspeed", "--elastic_training", PROGRAM, expect=2)
+
+
+def test_another_deepspeed_before_it_is_an_error(tmp_path):
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "__init__.py").write_text("")
+    program = tmp_path / "train.py"
+    program.write_text("import deepspeed\n")
+    assert f"another deepspeed, {tmp_path}/deepspeed/__init__.py" in posing(program, expect=1)
+
+
+@pytest.fixture(scope="module")
+def package():
+    """deepspeed, imported in this process."""
+    sys.path.insert(0, str(as_deepspeed.FOLDER))
+    yield importlib.import_module("deepspeed")
+    sys.path.remove(str(as_deepspeed.FOLDER))
+    for name in [name for name in sys.modules if name.split(".")[0] == "deepspeed"]:
+        del sys.modules[name]
+
+
+def find(name):
+    """What `from MODULE import NAME` gives, or an attribute of that."""
+    before, _, own = name.rpartition(".")
+    if not before:
+        return importlib.import_module(name)
+    try:
+        return getattr(importlib.import_module(before), own)
+    except ModuleNotFoundError:
+        return getattr(find(before), own)
+
+
+def test_every_name_resolves(package):
+    from zerorun.as_deepspeed.names import MODULES, REFUSED
+
+    assert set(REFUSED) <= set(MODULES)
+    for module in MODULES:
+        for name in importlib.import_module(module).__all__:
+            find(f"{module}.{name}")
+    for module, names in REFUSED.items():
+        for name in names:
+            refused = find(f"{module}.{name}")
+            assert isinstance(refused, type) and issubclass(type("Derived", (refused,), {}), refused)
+            with pytest.raises(zerorun.NotSupportedError, match="is not supported by zerorun: "):
+                refused()
+
+
+@pytest.mark.parametrize("name", ["deepspeed.moe.layer.MoE", "deepspeed.pipe.LayerSpec", "deepspeed.ops.fp_quantizer.FP_Quantize",
+                                  "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3", "deepspeed.PipelineModule",
+                                  "deepspeed.checkpoint.utils.get_model_ckpt_name_for_rank"])
+def test_names_of_refused_modules(package, name):
+    found = find(name)
+    assert isinstance(found, type) and not isinstance(package, found)
+    with pytest.raises(NotImplementedError, match="is not supported by zerorun: "):
+        found()
+
+
+def check_name(name):
+    if name in NOT_OF_DEEPSPEED:
+        with pytest.raises(AttributeError, match="it is zerorun under the name deepspeed"):
+            find(name)
+        return
+    try:
+        find(name)
+    except zerorun.NotSupportedError as error:
+        assert str(error).startswith(name.rpartition(".")[0])  # the remedy follows
+
+
+def test_names_that_frameworks_take_resolve_or_refuse(package):
+    names = [line.split("\t")[0] for line in RECORDED.read_text().splitlines() if not line.startswith("#")]
+    assert len(names) > 50
+    for name in names:
+        check_name(name)
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "transformers", "peft", "trl", "lightning"])
+def test_names_in_installed_frameworks_resolve_or_refuse(package, framework):
+    spec = importlib.util.find_spec(framework)
+    if spec is None:
+        pytest.skip(f"{framework} is not installed")
+    found = names_in(os.path.dirname(spec.origin))
+    assert found
+    for name in found:
+        check_name(name)

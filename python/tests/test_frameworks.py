@@ -1,0 +1,79 @@
+"""Programs of DeepSpeed's users on Accelerate, transformers' Trainer, trl, PEFT and Lightning, as they are: they find this engine by the name
+deepspeed, and train as under DeepSpeed 0.19.8 and as DistributedDataParallel, on two ranks."""
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import zerorun
+from framework_cases import ALLOWED, CASES, FRAMEWORKS, QUICK, WRONG_IN_DEEPSPEED, distance, plain_of, run
+
+pytest.importorskip("trl", reason="the frameworks are installed for Python 3.11 and newer")
+from zerorun.as_deepspeed import variables  # noqa: E402
+
+ALL = bool(os.environ.get("ZERORUN_TEST_ALL"))
+RECORDED = json.loads((pathlib.Path(__file__).parent / "data/framework_losses.json").read_text())["runs"]
+PACKAGE = pathlib.Path(zerorun.__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("frameworks")
+
+
+@pytest.fixture(scope="module")
+def corpus(folder):
+    subprocess.run([sys.executable, "-P", FRAMEWORKS / "corpus.py", folder / "corpus"], check=True)
+    return folder / "corpus"
+
+
+@pytest.fixture(scope="module")
+def plain(folder, corpus):
+    """What plain torch computes: recorded, and with ZERORUN_TEST_ALL on this machine."""
+
+    @functools.cache
+    def of(case):
+        return run(case, folder, corpus, {}) if ALL else RECORDED[" ".join(case)]
+
+    return of
+
+
+@pytest.mark.parametrize("case", CASES if ALL else QUICK, ids=" ".join)
+def test_a_program_on_a_framework(case, folder, corpus, plain):
+    program, stage, kind = case
+    ran, allowed = run(case, folder, corpus, variables()), ALLOWED[program, kind]
+    check_engine(ran["engine"])
+    theirs = RECORDED.get(" ".join(case), {})  # Lightning's strategy gives DeepSpeed no device on CPUs
+    if "losses" in theirs and case not in WRONG_IN_DEEPSPEED:
+        compare(ran, theirs, allowed)
+    if plain_of(case) is not None:
+        compare(ran, plain(plain_of(case)), allowed)
+        if case in WRONG_IN_DEEPSPEED:
+            assert distance(theirs["losses"], plain(plain_of(case))["losses"]) > allowed
+    if program in ("trainer_loop.py", "peft_loop.py"):
+        assert ran["resumed"] == ran["losses"][0][-len(ran["resumed"]):]  # to the bit
+    if program == "peft_loop.py":
+        assert all("lora_" in name for name in ran["saved"])
+
+
+def check_engine(engine):
+    """It is ours, and no file of another package deepspeed is loaded."""
+    assert engine["class"] == "zerorun.engine.Engine" and engine["version"] == "0.19.8"
+    for file in (engine["file"], engine["package"], *engine["elsewhere"]):
+        assert pathlib.Path(file).resolve().is_relative_to(PACKAGE), file
+
+
+def compare(ran, other, allowed):
+    assert distance(ran["losses"], other["losses"]) <= allowed
+    # Gradient norms and weights are less exact than losses; transformers cannot resume on CPUs without DeepSpeed.
+    for name in ("resumed", "loaded", "after"):
+        if other.get(name):
+            assert distance(ran[name], other[name]) <= allowed, name
+    for name in ("norms", "saved"):
+        if other.get(name):
+            assert distance(ran[name], other[name]) <= 10 * allowed, name
+    assert ran.get("rates") == other.get("rates") and ran.get("best") == other.get("best")
