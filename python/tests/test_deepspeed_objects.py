@@ -82,6 +82,12 @@ def test_the_accelerator_is_the_cpu():
     assert as_deepspeed.VERSION == "0.19.8"
 
 
+def test_ranks_that_accelerate_takes_for_the_only_one_are_refused():
+    output = run("alone_in_accelerate.py", kind="zerorun as deepspeed")
+    assert output.count("refused: initialize(): Accelerate takes this rank for the only one, but there are 2") == 2
+    run("alone_in_accelerate.py", "gloo", kind="zerorun as deepspeed")
+
+
 def test_nested_tensors_are_moved_and_cloned():
     from zerorun.runtime.utils import clone_tensors_for_torch_save, copy_to_device, move_to_device
 

@@ -43,6 +43,26 @@ class Averaged(torch.optim.SGD):
                 p.sub_(p.grad / p.grad.norm(), alpha=group["lr"])
 
 
+class Coarse(torch.optim.SGD):
+    """Keeps 8-bit moments of large parameters, as bitsandbytes does from 4096 elements on."""
+
+    least = 4096
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                kind = torch.uint8 if p.numel() >= self.least else torch.float32
+                self.state[p].setdefault("m", torch.zeros_like(p, dtype=kind))
+                p.sub_(p.grad, alpha=group["lr"])
+
+
+class Surprising(Coarse):
+    """Does so from a size on that no trial has."""
+
+    least = 20_000
+
+
 KINDS = {
     "NAdam": lambda p: torch.optim.NAdam(p, lr=1e-2, eps=1e-4),
     "Adamax": lambda p: torch.optim.Adamax(p, lr=1e-2),
@@ -120,6 +140,18 @@ def test_what_stays_refused():
         start(KINDS["NAdam"], allows=False)
     with pytest.raises(zerorun.UserError, match="Averaged looks at whole parameters"):
         start(lambda p: Averaged(p, lr=0.1))
+    with pytest.raises(zerorun.UserError, match="Coarse keeps 'm', which is neither a number nor float32"):
+        start(lambda p: Coarse(p, lr=0.1))
+    model = torch.nn.Linear(150, 150)
+    engine = zerorun.initialize(model=model, optimizer=Surprising(model.parameters(), lr=0.1), config={
+        "train_micro_batch_size_per_gpu": 2, "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 2}})[0]
+    engine.backward(engine(torch.ones(2, 150)).sum())
+    with pytest.raises(zerorun.UserError, match="Surprising keeps 'm' as torch.uint8 of shape .22512,. for a slice of 22512 elements"):
+        engine.step()
+    engine.destroy()
+    if hasattr(torch.optim, "Muon"):
+        with pytest.raises(zerorun.UserError, match="Muon"):
+            start(lambda p: torch.optim.Muon([{"params": group["params"][:1]} for group in p][:1], lr=0.1))
     with pytest.raises(zerorun.UserError, match="Adafactor"):
         start(lambda p: torch.optim.Adafactor(p, lr=0.1))
     with pytest.raises(zerorun.UserError, match="LBFGS cannot run on slices"):

@@ -15,10 +15,10 @@ from datetime import timedelta
 
 import torch.distributed as _torch_distributed
 from torch.distributed import (  # noqa: F401
-    P2POp, ProcessGroup, ReduceOp, all_gather, all_gather_into_tensor, all_gather_object, all_reduce, all_reduce as inference_all_reduce,
-    all_to_all, all_to_all_single, barrier, batch_isend_irecv, broadcast, broadcast_object_list, gather, get_process_group_ranks,
-    irecv, isend, monitored_barrier, new_group, recv, reduce, reduce_scatter, reduce_scatter_tensor, scatter, scatter_object_list,
-    send)
+    P2POp, ProcessGroup, ReduceOp, all_gather, all_gather_into_tensor, all_gather_object, all_reduce, all_to_all,
+    all_to_all_single, barrier, batch_isend_irecv, broadcast, broadcast_object_list, gather, get_process_group_ranks,
+    irecv, isend, monitored_barrier, new_group, recv, reduce, reduce_scatter, reduce_scatter_tensor, scatter,
+    scatter_object_list, send)
 
 from ._core import UserError, variables_of_place
 
@@ -197,4 +197,5 @@ def has_all_gather_into_tensor():
 
 
 has_reduce_scatter_tensor = has_all_gather_into_tensor
+inference_all_reduce = all_reduce
 allgather_fn, reduce_scatter_fn = all_gather_into_tensor, reduce_scatter_tensor

@@ -11,18 +11,19 @@ import torch
 
 from . import _core, _registry, client_state as states, data, zero_to_fp32
 from ._core import CommError, Error, UserError
-from .comm import init_distributed, take_over_launcher
+from .comm import get_world_size, init_distributed, take_over_launcher
 from .errors import FailedAssertion, not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
-from .inputs import given_config, path_for_core, read_config, refuse_models, shown, tag_for_core
+from .inputs import given_config, path_for_core, read_config, refuse_lone_ranks, refuse_models, shown, tag_for_core
 from .model_watch import ModelWatch
 from .module_notes import explained_errors, log_conversions, log_left_out
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
 from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
 from .state_dicts import show_parameters
+from .weights import Weights
 
 log = logging.getLogger("zerorun")
 
@@ -46,6 +47,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     take_over_launcher()
     if dist_init_required is not False:
         init_distributed()
+    refuse_lone_ranks(get_world_size())
     config = given_config(args, config if config is not None else config_params)
     text, origin = read_config(config)
     engine = Engine(model, text, origin, config=config, optimizer=optimizer, model_parameters=model_parameters,
@@ -54,7 +56,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     return engine, engine.optimizer, loader, engine.lr_scheduler
 
 
-class Engine(Facts, torch.nn.Module):
+class Engine(Facts, Weights, torch.nn.Module):
     """Calls the model and runs ZeRO on its parameters. A model has one engine on each rank, used by one thread at a time."""
 
     def __init__(self, model, config_text, origin, config=None, optimizer=None, model_parameters=None, lr_scheduler=None,
@@ -347,48 +349,6 @@ class Engine(Facts, torch.nn.Module):
         if self.optimizer is not None:
             self.optimizer.pull()
         return path, state
-
-    def save_16bit_model(self, save_dir, save_filename="model.safetensors", exclude_frozen_parameters=False):
-        """Writes one safetensors file with the weights in the dtype of training. A collective. Returns True."""
-        self._core.save_16bit_model(path_for_core(save_dir, "save_16bit_model"),
-                                    path_for_core(save_filename, "save_16bit_model"), exclude_frozen_parameters)
-        return True
-
-    save_fp16_model = save_16bit_model
-
-    def consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
-        """Returns the model's state_dict as plain tensors on the CPU on rank 0, and None on the other ranks. A collective."""
-        is_first = self._core.rank() == 0
-        state, seen = {}, {}  # seen: names by tensor, for tied weights stay tied
-        for name, tensor in self.module.state_dict(keep_vars=True).items():
-            if exclude_frozen_parameters and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
-                continue
-            first = seen.setdefault(id(tensor), name)
-            if first != name:
-                if is_first:
-                    state[name] = state[first]
-                continue
-            whole = tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor  # gathers on all ranks
-            if is_first:
-                state[name] = whole.cpu() if isinstance(whole, torch.Tensor) else whole
-        return state if is_first else None
-
-    _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict = consolidated_16bit_state_dict
-
-    def zero_gather_16bit_weights_on_model_save(self):
-        """What the config says; False below stage 3. consolidated_16bit_state_dict() works either way."""
-        return '"stage3_gather_16bit_weights_on_model_save": true' in self.resolved_config
-
-    def module_state_dict(self, destination=None, prefix="", keep_vars=False, exclude_frozen_parameters=False):
-        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        if exclude_frozen_parameters:
-            for name, parameter in self.module.named_parameters(remove_duplicate=False):
-                if not parameter.requires_grad:
-                    state.pop(prefix + name, None)
-        return state
-
-    def empty_partition_cache(self):
-        """Has no effect: the engine releases gathered parameters itself."""
 
     def offload_states(self, include=None, device=None, pin_memory=True, non_blocking=False):
         self._core.offload_states()

@@ -112,7 +112,7 @@ class Facts:
         """The same as a dict, without where values come from."""
         return json.loads(re.sub(r" +// .*$", "", self.resolved_config, flags=re.MULTILINE))
 
-    @functools.cache
+    @functools.cached_property
     def _persistence_threshold(self):
         return self._settings()["zero_optimization"]["stage3_param_persistence_threshold"]
 

@@ -9,6 +9,8 @@ import torch
 from ._core import UserError
 
 _STEPS = 3  # of the trial
+# The matrices of the trial, and the lengths of their pieces. Some optimizers treat large parameters in another way.
+_TRIALS = ((4, 6), 10), ((72, 128), 4700)
 
 
 def _is_number(value):
@@ -69,8 +71,13 @@ class FlatOptimizer:
         for (values, _), memory in zip(self._slices, self._memory):
             state = self._state[values]
             for name, own in zip(self.moments, memory):
-                if state[name] is not own:
-                    state[name] = own.copy_(state[name])
+                if state[name] is own:
+                    continue
+                if state[name].shape != own.shape or state[name].dtype != own.dtype:
+                    raise UserError(f"optimizer {self.name} keeps {name!r} as {state[name].dtype} of shape "
+                                    f"{tuple(state[name].shape)} for a slice of {own.numel()} elements, and kept "
+                                    f"{own.dtype} of the parameter's shape in the trial: name an \"optimizer\" in the config")
+                state[name] = own.copy_(state[name])
 
     def set_steps(self, steps):
         """The lent memory holds the moments of a checkpoint after so many steps, or zeros after none."""
@@ -120,19 +127,25 @@ class _Trial:
         if any(optimizer.state.values()):
             self._refuse("has been stepped before initialize(), or keeps state from its beginning, which belongs to whole "
                          "parameters")
+        self.moments, self.numbers = [], []
+        for shape, piece in _TRIALS:
+            self._compare(shape, piece)
+
+    def _compare(self, shape, piece):
+        """Runs the optimizer on a matrix of each group, and on flat pieces of it."""
         generator = torch.Generator().manual_seed(0)
-        count = len(optimizer.param_groups)
-        start = torch.randn(count, 4, 6, generator=generator)
-        gradients = torch.randn(_STEPS, count, 4, 6, generator=generator)
+        count = len(self._optimizer.param_groups)
+        start = torch.randn(count, *shape, generator=generator)
+        gradients = torch.randn(_STEPS, count, *shape, generator=generator)
         whole, copied, before = self._run([[each.clone()] for each in start], lambda step, group: [gradients[step, group]])
-        parts, _, _ = self._run([list(each.clone().flatten().split(10)) for each in start],
-                                lambda step, group: gradients[step, group].flatten().split(10))
+        parts, _, _ = self._run([list(each.clone().flatten().split(piece)) for each in start],
+                                lambda step, group: gradients[step, group].flatten().split(piece))
+        self.numbers.clear()
+        for (parameter,) in whole:
+            self._note(copied.state[parameter], parameter)
         for one, several in zip(whole, parts):
             if not torch.allclose(one[0].flatten(), torch.cat(several), rtol=1e-4, atol=1e-6):
                 self._refuse("looks at whole parameters, which are spread over ranks")
-        self.moments, self.numbers = [], []
-        for (parameter,) in whole:
-            self._note(copied.state[parameter], parameter)
         self.of_groups, self.own = self._changed(copied, before)
 
     def _refuse(self, why):

@@ -35,7 +35,8 @@ get_sequence_parallel_world_size, get_sequence_parallel_rank = get_model_paralle
 
 
 def get_sequence_parallel_group():
-    raise not_supported("a group of ranks that share sequences", "leave sequence parallelism out: each rank computes whole sequences")
+    raise not_supported("a group of ranks that share sequences",
+                        "leave sequence parallelism out: each rank computes whole sequences")
 
 
 def get_model_parallel_group():

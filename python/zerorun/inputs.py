@@ -85,6 +85,19 @@ def read_config(config):
     return text, name
 
 
+def refuse_lone_ranks(world_size):
+    """Raises UserError where Accelerate takes each rank for the only one, as on CPUs if it is not told the backend: each rank
+    would then train on all of the data. Nothing but Accelerate's own state shows this."""
+    partial_state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    state = getattr(partial_state, "_shared_state", {})
+    if world_size > 1 and state.get("num_processes") == 1 and state.get("distributed_type") == "DEEPSPEED":
+        raise UserError(
+            f"initialize(): Accelerate takes this rank for the only one, but there are {world_size}: all would train on the same "
+            "data. On CPUs tell it the backend: Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend=\"gloo\")]), or for "
+            "a Trainer PartialState(backend=\"gloo\") before TrainingArguments(accelerator_config={\"use_configured_state\": "
+            "True}, ...)")
+
+
 def refuse_models(model):
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"initialize(): model is a {type(model).__name__}, expected a torch.nn.Module")

@@ -22,15 +22,20 @@ class ZeroParamType(enum.Enum):
     REMOTE = 3
 
 
-def is_partitioned(parameter):
-    if _core.is_deferred(parameter):
-        return True
-    engine = _registry.owner_of(parameter)
-    return engine is not None and engine.zero_optimization_stage() == 3
-
-
 _ids = WeakIdKeyDictionary()
 _next_id = itertools.count()
+
+
+def is_partitioned(parameter):
+    engine = _registry.owner_of(parameter)
+    if engine is not None:
+        return engine.zero_optimization_stage() == 3
+    return parameter in _ids or _core.is_deferred(parameter)
+
+
+def note_values_made(parameter):
+    """Call this before a parameter that zero.Init has made gets its values, before initialize()."""
+    _id(parameter)
 
 
 def _id(parameter):
@@ -53,7 +58,7 @@ def _stays(parameter):
     """Whether the rank keeps all values in memory of its own: those of small parameters, unless ranks share one copy of them,
     as ranks of one host do with what is trained."""
     engine = _registry.owner_of(parameter)
-    return (engine is not None and parameter.numel() <= engine._persistence_threshold()
+    return (engine is not None and parameter.numel() <= engine._persistence_threshold
             and not (parameter.requires_grad and engine.communication_shares_memory))
 
 

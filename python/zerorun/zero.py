@@ -7,6 +7,7 @@ import torch
 from . import _core
 from ._core import UserError
 from ._registry import divide
+from .partitioned import note_values_made
 from .raw_access import gather_arguments  # noqa: F401
 
 
@@ -36,9 +37,9 @@ class Init:
 
 class GatheredParameters(_core.ScopeStack):
     """In this scope each rank has all values of `params`, so that one rank alone can read them, or code without torch's
-    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end, also `parameter.data = ...`. A collective.
-    The parameters may belong to several engines; those of no engine stay as they are. Before initialize() parameters made under
-    zero.Init get their values here on each rank, and keep them."""
+    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end, also `parameter.data = ...`. A
+    collective. The parameters may belong to several engines; those of no engine stay as they are. Before initialize()
+    parameters made under zero.Init get their values here on each rank, and keep them."""
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
         super().__init__()
@@ -64,6 +65,7 @@ class GatheredParameters(_core.ScopeStack):
             raise UserError(f"GatheredParameters(modifier_rank={self._modifier_rank}) before initialize(): call "
                             "zerorun.init_distributed() first, which connects the ranks")
         for parameter in deferred:
+            note_values_made(parameter)
             parameter.data = _core.make_tensor(parameter)
 
     def _leave(self, depth, failed):

@@ -1,8 +1,9 @@
-"""deepspeed.utils.zero_to_fp32: the weights of a checkpoint in fp32, as a state_dict or as files. `zerorun checkpoint export` reads
-the checkpoint; save_checkpoint() leaves a script beside its checkpoints that calls main()."""
+"""deepspeed.utils.zero_to_fp32: the weights of a checkpoint in fp32, as a state_dict or as files. `zerorun checkpoint export`
+reads the checkpoint; save_checkpoint() leaves a script beside its checkpoints that calls main()."""
 
 import argparse
 import json
+import logging
 import math
 import os
 import pathlib
@@ -15,6 +16,8 @@ import torch
 
 from ._core import UserError
 from .errors import not_supported
+
+log = logging.getLogger("zerorun")
 
 _SCRIPT = '''"""python zero_to_fp32.py CHECKPOINTS OUT: writes the fp32 weights of the last checkpoint here (--help has more)."""
 
@@ -32,7 +35,8 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K
 def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag=None, exclude_frozen_parameters=False, lazy_mode=False):
     """The state_dict of the checkpoint with this tag, or of the last one, in fp32 on the CPU. Tensors read their values from
     the disk when they are used. `lazy_mode` has no effect. Raises UserError."""
-    with tempfile.TemporaryDirectory(dir=checkpoint_dir, prefix=".fp32.") as folder:  # tensors keep its files open
+    place = checkpoint_dir if os.access(checkpoint_dir, os.W_OK) else None  # where there is room
+    with tempfile.TemporaryDirectory(dir=place, prefix=".fp32.") as folder:  # tensors keep its files open
         _export(checkpoint_dir, folder, tag, _ONE_FILE)
         state = _read_safetensors(next(pathlib.Path(folder).glob("*.safetensors")))
     manifest = _manifest(checkpoint_dir, tag)
@@ -64,7 +68,8 @@ def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output_dir, max_s
         torch.save({key: state[key].clone() for key in shard}, os.path.join(output_dir, name))
     if len(shards) > 1:
         total = sum(value.nbytes for value in state.values())
-        index = {"metadata": {"total_size": total}, "weight_map": {key: name for name, shard in zip(names, shards) for key in shard}}
+        index = {"metadata": {"total_size": total},
+                 "weight_map": {key: name for name, shard in zip(names, shards) for key in shard}}
         path = pathlib.Path(output_dir) / "pytorch_model.bin.index.json"
         path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
@@ -95,11 +100,14 @@ def _no_torch_files(name):
 
 
 def leave_script(save_dir):
-    """Writes the script zero_to_fp32.py beside the checkpoints, unless it is there."""
+    """Writes the script zero_to_fp32.py beside the checkpoints, unless it is there. If that fails, only the log says so."""
     path = pathlib.Path(os.fsdecode(save_dir)) / "zero_to_fp32.py"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_SCRIPT)
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(_SCRIPT)
+    except OSError as error:
+        log.warning("cannot write the script %s beside the checkpoint: %s", path, error.strerror)
 
 
 def main(arguments=None):

@@ -64,6 +64,12 @@ if stage == 3:
 else:
     assert not hasattr(weight, "ds_id") and not hasattr(engine.optimizer, "parameter_offload")
 
+with deepspeed.zero.Init():
+    third = model()
+with deepspeed.zero.GatheredParameters(third[0].weight, modifier_rank=0):
+    assert third[0].weight.data_ptr()
+assert third[0].weight.ds_status is ZeroParamStatus.AVAILABLE and third[0].weight.ds_numel == 64
+
 # An engine that only computes, and a scope over both engines.
 second = model()
 reference, no_optimizer, _, _ = deepspeed.initialize(model=second, optimizer=None, model_parameters=[], config={

@@ -39,6 +39,8 @@ def main(arguments):
     is_script = program.endswith(".py")
     if "no_python" in options or "module" not in options and not is_script:
         return _execute(arguments)
+    if "module" not in options and not os.path.isfile(program):
+        raise UserError(f"cannot run {program!r}: no such file: correct the path of the script")
     if "local_rank" in options:
         rest.insert(0, f"--local_rank={os.environ.get('LOCAL_RANK', '0')}")
     sys.argv[:] = [program, *rest]

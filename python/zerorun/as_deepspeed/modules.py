@@ -7,6 +7,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
+import types
 
 from .. import NotSupportedError
 from ..errors import not_supported
@@ -50,8 +51,13 @@ def _names_of(module):
     for source, text in MODULES.get(module.__name__, {}).items():
         found |= {name.split("=")[0] for name in text.split()} - {ALL}
         if ALL in text.split():
-            found |= {name for name in vars(importlib.import_module(source)) if not name.startswith("_")}
+            found |= set(_public(source))
     return sorted(found.union(REFUSED.get(module.__name__, {}), _submodules(module)))
+
+
+def _public(source):
+    return {name: value for name, value in vars(importlib.import_module(source)).items()
+            if not name.startswith("_") and not isinstance(value, types.ModuleType)}
 
 
 def _submodules(module):
@@ -75,10 +81,9 @@ def _find(module, name):
                 return getattr(importlib.import_module(source), there or own)
     if full in MODULES or full in REFUSED_MODULES:
         return importlib.import_module(full)
-    if not name.startswith("_"):
-        for source, text in MODULES.get(module.__name__, {}).items():
-            if ALL in text.split() and hasattr(importlib.import_module(source), name):
-                return getattr(importlib.import_module(source), name)
+    for source, text in MODULES.get(module.__name__, {}).items():
+        if ALL in text.split() and name in _public(source):
+            return _public(source)[name]
     remedy = REFUSED.get(module.__name__, {}).get(name) or remedy_of_module(module.__name__)
     if remedy is not None and not name.startswith("__"):
         return refused_class(full, remedy)

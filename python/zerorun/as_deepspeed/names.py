@@ -1,21 +1,21 @@
 """Which names the package deepspeed has, and where each one is.
 
 MODULES: for each module where its names are: {module: {source: "name name=other ..."}}. `name=other` is the source's `other`; ALL
-is every public name of the source. REFUSED: names that can be imported and do nothing but raise an error with this remedy.
+is every public name of the source, but for modules. REFUSED: names that can be imported and do nothing but raise an error with this remedy.
 REFUSED_MODULES: modules, with those below them, that can be imported, and whose names are all refused with this remedy, but for
 those in MODULES."""
 
 ALL = "*"
 
-_ENGINE = {"zerorun": "initialize", "zerorun.engine": "DeepSpeedEngine"}
 _STATES = ("safe_get_full_fp32_param safe_get_full_grad safe_get_full_optimizer_state safe_set_full_fp32_param "
            "safe_set_full_grad safe_set_full_optimizer_state")
-_LEAVES = ("set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix set_z3_leaf_modules unset_z3_leaf_modules "
+_LEAVES = ("set_z3_leaf_modules set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix unset_z3_leaf_modules "
            "get_z3_leaf_modules z3_leaf_module set_z3_leaf_module")
 _BUILDERS, _CONFIGS = "zerorun.as_deepspeed.op_builder", "zerorun.as_deepspeed.configs"
-_GROUPS = [f"get_{kind}_parallel_{what}" for kind in ("data", "model", "sequence") for what in ("group", "rank", "world_size")]
+_OF_GROUPS = ("group", "rank", "world_size")
+_GROUPS = [f"get_{kind}_parallel_{what}" for kind in ("data", "model", "sequence") for what in _OF_GROUPS]
 _GROUPS.append("get_data_parallel_group_ranks")
-_OF_BOTH = [f"get_sequence_data_parallel_{what}" for what in ("group", "rank", "world_size")]
+_OF_BOTH = [f"get_sequence_data_parallel_{what}" for what in _OF_GROUPS]
 _LOGGING = {"zerorun.utils": "logger log_dist log_dist_once"}
 _ZERO = {"zerorun.zero": "Init GatheredParameters register_external_parameter unregister_external_parameter",
          "zerorun.partitioned": "ZeroParamStatus ZeroParamType"}
@@ -50,6 +50,8 @@ MODULES = {
     "deepspeed.ops": {_BUILDERS: "__compatible_ops__=compatible_ops"},
     "deepspeed.ops.adagrad": {"zerorun.ops.adagrad": "DeepSpeedCPUAdagrad"},
     "deepspeed.ops.adam": {"zerorun.ops.adam": "DeepSpeedCPUAdam FusedAdam"},
+    "deepspeed.ops.adam.cpu_adam": {"zerorun.ops.adam": "DeepSpeedCPUAdam"},
+    "deepspeed.ops.adam.fused_adam": {"zerorun.ops.adam": "FusedAdam"},
     "deepspeed.ops.aio": {_BUILDERS: "AsyncIOBuilder"},
     "deepspeed.ops.lamb": {"zerorun.ops.lamb": "FusedLamb"},
     "deepspeed.ops.lion": {"zerorun.ops.lion": "DeepSpeedCPULion FusedLion"},
@@ -62,7 +64,7 @@ MODULES = {
     "deepspeed.runtime.config": {"zerorun._core": "DeepSpeedConfigError=UserError", _CONFIGS: "get_gradient_clipping"},
     "deepspeed.runtime.constants": {_CONFIGS: "GRADIENT_CLIPPING_DEFAULT"},
     "deepspeed.runtime.dataloader": {"zerorun.data": "RepeatingLoader"},
-    "deepspeed.runtime.engine": _ENGINE,
+    "deepspeed.runtime.engine": {"zerorun.engine": "DeepSpeedEngine"},
     "deepspeed.runtime.lr_schedules": {"zerorun.runtime.lr_schedules": ALL},
     "deepspeed.runtime.utils": {"zerorun.runtime.utils": ALL},
     "deepspeed.runtime.zero": {**_ZERO, "zerorun.zero": _ZERO["zerorun.zero"] + " unwrap_model_for_generation"},
@@ -117,6 +119,7 @@ REFUSED = {
     "deepspeed.runtime.config": _CONFIG,
     "deepspeed.runtime.dataloader": _LOADER,
     "deepspeed.runtime.zero": _refused("TiledLinear TiledLinearReturnBias", "use torch.nn.Linear"),
+    "deepspeed.runtime.engine": _refused("_checkpoint_parallel_metadata", _INTERNAL),
     "deepspeed.runtime.zero.offload_config": _refused(
         "DeepSpeedZeroOffloadOptimizerConfig DeepSpeedZeroOffloadParamConfig", _PARTS),
     "deepspeed.utils": {
@@ -135,7 +138,7 @@ REFUSED_MODULES = {
     **_refused("deepspeed.inference deepspeed.model_implementations", _INFERENCE),
     **_refused("deepspeed.module_inject deepspeed.runtime.tensor_parallel", _TENSORS),
     **_refused("deepspeed.moe", _EXPERTS),
-    **_refused("deepspeed.monitor", "configure monitors in ds_config.json, or log engine.get_lr() and engine.get_global_grad_norm()"),
+    **_refused("deepspeed.monitor", "log engine.get_lr() and engine.get_global_grad_norm() in the training loop"),
     **_refused("deepspeed.ops.aio deepspeed.ops.op_builder deepspeed.ops.quantizer deepspeed.ops.fp_quantizer",
                "zerorun's kernels are compiled ahead, and its own"),
     **_refused("deepspeed.ops.transformer deepspeed.ops.deepspeed4science deepspeed.ops.random_ltd", _LAYERS),
