@@ -46,7 +46,7 @@ def test_only_a_loss_can_be_scaled():
         with pytest.raises(AssertionError, match="a scalar tensor, not") as error:
             engine.scale(value)
         assert isinstance(error.value, zerorun.UserError)
-    assert make(fp16={"enabled": True})[1].needs_scaler()
+    assert make(fp16={"enabled": True})[1].needs_scaler() and engine.managed_gradient_accumulation()
 
 
 def test_momentum_of_the_configs_schedule():

@@ -23,6 +23,9 @@ class Facts:
     def gradient_accumulation_steps(self):
         return self._config["accumulation"]
 
+    def managed_gradient_accumulation(self):
+        return self._config["managed"]
+
     def zero_optimization_stage(self):
         return self._config["stage"]
 

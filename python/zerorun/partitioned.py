@@ -55,10 +55,11 @@ def _status(parameter):
 
 
 def _stays(parameter):
-    """Whether the rank keeps all values in memory of its own. Where ranks share one copy, no rank has the copy to itself."""
+    """Whether the rank keeps all values in memory of its own: those of small parameters, unless ranks share one copy of them,
+    as ranks of one host do with what is trained."""
     engine = _registry.owner_of(parameter)
-    return (engine is not None and not engine.communication_shares_memory
-            and parameter.numel() <= engine._persistence_threshold)
+    return (engine is not None and parameter.numel() <= engine._persistence_threshold
+            and not (parameter.requires_grad and engine.communication_shares_memory))
 
 
 class _Fact:
@@ -80,6 +81,7 @@ for _name, _value in {
     "ds_numel": lambda parameter: parameter.numel(),
     "ds_status": _status,
     "ds_persist": _stays,
+    "is_external_param": lambda parameter: False,  # no module has to register another's parameter
     "ds_active_sub_modules": lambda parameter: set(),  # modules need no hooks here
 }.items():
     setattr(torch.nn.Parameter, _name, _Fact(_name, _value))

@@ -26,9 +26,13 @@ class Source(NamedTuple):
     imports: list  # dotted names of the package deepspeed
 
 
+def read_rows(path):
+    """The rows of a table without a header, whose lines with # are comments."""
+    return [line.split("\t") for line in path.read_text().splitlines() if line and not line.startswith("#")]
+
+
 def read_patterns(path=PATTERNS):
-    rows = [line.split("\t") for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    return [Pattern(kind, name, re.compile(expression)) for kind, name, expression in rows]
+    return [Pattern(kind, name, re.compile(expression)) for kind, name, expression in read_rows(path)]
 
 
 class Module:

@@ -2,6 +2,7 @@
 
   python3 run.py collect --tests FOLDER --python PYTHON             # writes cases.tsv; PYTHON has DeepSpeed
   python3 run.py run --tests FOLDER --python PYTHON --out RESULTS.tsv [--cases TEXT...] [--passed RESULTS.tsv]
+  python3 run.py summary --passed DEEPSPEED.tsv --results ZERORUN.tsv      # counts, and reasons.tsv's reasons
 
 FOLDER is DeepSpeed's folder tests (conftest.py, pytest.ini, unit) of the release that PYTHON's environment has, without
 the package beside it; it is also read from DEEPSPEED_TESTS. `run` takes the cases that cases.tsv keeps. Each file of
@@ -16,6 +17,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -37,7 +39,7 @@ COLUMNS = ["id", "result", "seconds", "message"]
 def environment(tests, limit=SECONDS_OF_A_CASE, **more):
     return dict(os.environ, PYTHONPATH=os.pathsep.join([*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(tests),
                                                         str(HERE)]).strip(os.pathsep),
-                DS_ACCELERATOR="cpu", LOCAL_SIZE=str(RANKS), DS_UNITTEST_TIMEOUT=str(limit),
+                DS_ACCELERATOR="cpu", LOCAL_SIZE=str(RANKS), DS_UNITTEST_TIMEOUT=str(limit), ZERORUN_TIMEOUT=str(limit // 2),
                 OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PYTHONHASHSEED="0", **more)
 
 
@@ -192,9 +194,34 @@ def run(options):
     print(", ".join(f"{count} {result}" for result, count in counts.items()))
 
 
+def summary(options):
+    """Counts each case that passed under DeepSpeed (--passed) with what ZeroRun (--results) makes of it."""
+    reasons = [(kind, re.compile(expression), reason) for kind, expression, reason in cases.read_rows(HERE / "reasons.tsv")]
+    passed = [row["id"] for row in read_table(options.passed) if row["result"] == "passed"]
+    found = {row["id"]: row for row in read_table(options.results)}
+    rows, counts = [], {}
+    for case in passed:
+        row = found.get(case, {"result": "not run", "message": ""})
+        kind, reason = row["result"], ""
+        if kind != "passed":
+            kind, reason = next(((kind, why) for kind, expression, why in reasons
+                                 if expression.search(f"{case} {row['message']}")),
+                                (kind, row["message"]))
+        rows.append({"id": case, "result": kind, "reason": reason})
+        counts[kind] = counts.get(kind, 0) + 1
+    print(f"{len(passed)} pass under DeepSpeed; of these, under ZeroRun: "
+          + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items(), key=lambda item: -item[1])))
+    reported = {}
+    for row in rows:
+        if row["result"] != "passed":
+            reported.setdefault((row["result"], row["reason"]), []).append(row["id"])
+    for (kind, reason), ids in sorted(reported.items(), key=lambda item: (item[0][0], -len(item[1]))):
+        print(f"{len(ids):4}  {kind}: {reason}  ({ids[0]})")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["collect", "run"])
+    parser.add_argument("command", choices=["collect", "run", "summary"])
     parser.add_argument("--tests", type=pathlib.Path, default=os.environ.get("DEEPSPEED_TESTS") and pathlib.Path(os.environ["DEEPSPEED_TESTS"]))
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--out", type=pathlib.Path)
@@ -202,8 +229,12 @@ def main():
     parser.add_argument("--limit", type=int, default=SECONDS_OF_A_CASE, help="seconds after which a case has hung")
     parser.add_argument("--nice", type=int, default=10)
     parser.add_argument("--cases", nargs="+", default=[], help="run only cases whose id contains one of these")
+    parser.add_argument("--results", type=pathlib.Path, help="ZeroRun's results, for summary")
     parser.add_argument("--passed", type=pathlib.Path, help="run only cases that passed in these results")
     options = parser.parse_args()
+    if options.command == "summary":
+        summary(options)
+        return
     if options.tests is None or not (options.tests / "unit/common.py").is_file():
         parser.error("--tests (or DEEPSPEED_TESTS) must name DeepSpeed's folder tests")
     options.tests = pathlib.Path(options.tests).resolve()

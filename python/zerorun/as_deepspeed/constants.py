@@ -27,8 +27,15 @@ def required_torch_version(min_version=None, max_version=None):
     return (min_version is None or found >= key(min_version)) and (max_version is None or found <= key(max_version))
 
 
+def _nccl_version():
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()[:2]))
+    except (AttributeError, RuntimeError):  # torch has no NCCL
+        return "0.0"
+
+
 torch_info = {
-    "version": ".".join(torch.__version__.split(".")[:2]), "cuda_version": torch.version.cuda or "0.0", "nccl_version": "0.0",
+    "version": ".".join(torch.__version__.split(".")[:2]), "cuda_version": torch.version.cuda or "0.0", "nccl_version": _nccl_version(),
     "hip_version": "0.0", "bf16_support": True,
 }
 

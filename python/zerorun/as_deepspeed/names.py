@@ -119,6 +119,7 @@ REFUSED = {
     "deepspeed.runtime.config": _CONFIG,
     "deepspeed.runtime.dataloader": _LOADER,
     "deepspeed.runtime.zero": _refused("TiledLinear TiledLinearReturnBias", "use torch.nn.Linear"),
+    "deepspeed.runtime.engine": _refused("_checkpoint_parallel_metadata", _INTERNAL),
     "deepspeed.runtime.zero.offload_config": _refused(
         "DeepSpeedZeroOffloadOptimizerConfig DeepSpeedZeroOffloadParamConfig", _PARTS),
     "deepspeed.utils": {
