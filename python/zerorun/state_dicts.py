@@ -15,10 +15,10 @@ class ShownParameter(torch.Tensor):
     out which tensors of a state_dict they need not write on this rank."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
-    _zerorun_copy = None
+    _zerorun_copy = None  # what data_ptr() points to: only code that reads addresses sees it
 
     def _plain(self):
-        return self.as_subclass(torch.Tensor) if self._zerorun_copy is None else self._zerorun_copy
+        return self.as_subclass(torch.Tensor)
 
     def _may_copy(self):
         engine = self._zerorun_engine()
@@ -34,28 +34,34 @@ class ShownParameter(torch.Tensor):
     def __deepcopy__(self, memo):
         return memo.setdefault(id(self), self._plain().detach().clone())
 
-    def _part(self, part):
-        if self._zerorun_copy is not None:
-            return part
-        part = part.as_subclass(ShownParameter)
+    def _part(self, take):
+        part = take(self._plain()).as_subclass(ShownParameter)
         part._zerorun_engine = self._zerorun_engine
+        if self._zerorun_copy is not None:
+            part._zerorun_copy = take(self._zerorun_copy)
         return part
 
     def view(self, *shape):
-        return self._part(self._plain().view(*shape))
+        return self._part(lambda tensor: tensor.view(*shape))
 
     def __getitem__(self, index):
-        return self._part(self._plain()[index])
+        return self._part(lambda tensor: tensor[index])
 
     def data_ptr(self):
-        if not _has_memory(self._plain()):
-            if not self._may_copy():
-                return _Address(self)
+        if _has_memory(self._plain()):
+            return self._plain().data_ptr()
+        if not self._may_copy():
+            return _Address(self)
+        if self._zerorun_copy is None:
             self._zerorun_copy = self._copy_alone()
-        return self._plain().data_ptr()
+        else:
+            self._zerorun_copy.copy_(self._plain().detach())  # the address stays, the values are those of now
+        return self._zerorun_copy.data_ptr()
 
     def untyped_storage(self):
-        return self._plain().untyped_storage() if _has_memory(self._plain()) else _Storage(self)
+        if _has_memory(self._plain()):
+            return self._plain().untyped_storage()
+        return _Storage(self) if self._zerorun_copy is None else self._zerorun_copy.untyped_storage()
 
     storage = untyped_storage
 

@@ -1,6 +1,7 @@
 """Accelerate's recipe to save a model of transformers at stage 3: all ranks call save_pretrained(), rank 0 with the whole state.
 Each rank saves into a folder of its own."""
 
+import ctypes
 import os
 import sys
 
@@ -18,6 +19,15 @@ engine = deepspeed.initialize(model=model, config={
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})[0]
 whole = engine._zero3_consolidated_16bit_state_dict()
 if sys.argv[2] == "shared":  # ranks share memory, so that each can read all values
+    shown = model.state_dict()["transformer.wpe.weight"]
+    address = shown.data_ptr()
+    with deepspeed.zero.GatheredParameters(model.transformer.wpe.weight, modifier_rank=0):
+        if rank == 0:
+            model.transformer.wpe.weight.data.fill_(2.0)
+    assert shown.data_ptr() == address == shown.view(-1).data_ptr() == shown.untyped_storage().data_ptr()
+    values = (ctypes.c_float * shown.numel()).from_address(address)
+    assert set(values) == {2.0} and shown[0, 0] == 2.0
+    whole = engine._zero3_consolidated_16bit_state_dict()
     model.save_pretrained(os.path.join(sys.argv[1], str(rank)), is_main_process=rank == 0, state_dict=whole)
 else:  # what transformers does before it decides which rank writes
     from huggingface_hub import split_torch_state_dict_into_shards
@@ -34,8 +44,6 @@ else:  # what transformers does before it decides which rank writes
     assert not disjoint and modeling_utils._find_identical(shared, state) == ([], [set(tied[0])])
     assert list(split_torch_state_dict_into_shards(state).filename_to_tensors) == ["model.safetensors"]
     try:
-        import ctypes
-
         ctypes.cast(state["lm_head.weight"].data_ptr(), ctypes.POINTER(ctypes.c_ubyte))
         raise AssertionError("memory that is not there was read")
     except ctypes.ArgumentError as error:
