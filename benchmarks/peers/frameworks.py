@@ -56,7 +56,7 @@ def main():
             if options.only not in name:
                 continue
             runs[name] = record(case, folder, f"{folder}/corpus")
-            reference = runs.get(" ".join(plain_of(case) or case), {})
+            reference = runs.get(" ".join(plain_of(case) or ()), {})
             beside = distance(runs[name]["losses"], reference["losses"]) if "losses" in runs[name] and "losses" in reference else None
             print(f"{name:38} {runs[name].get('error', f'{beside:.1e} beside plain torch' if beside is not None else '')}", flush=True)
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(runs[name])}" for name in sorted(runs))

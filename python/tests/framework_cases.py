@@ -15,30 +15,28 @@ STAGES = (0, 1, 2, 3)
 # Each program's arguments with what follows the stage, and the largest relative difference between the losses of two runs that is
 # allowed. DPO's loss is of differences between sums of logarithms. (Neighbouring bf16 numbers are 0.4 to 0.8 % apart.)
 ALLOWED = {
-    ("accelerate_loop.py", "fp32"): 1e-6, ("accelerate_loop.py", "bf16"): 5e-3,
-    ("launched.py", "fp32"): 1e-6, ("launched.py", "bf16"): 5e-3,
+    ("accelerate_loop.py", "fp32"): 1e-6, ("accelerate_loop.py", "bf16"): 1e-3,
+    ("launched.py", "fp32"): 1e-6,
     ("trainer_loop.py", "gpt2"): 1e-6, ("trainer_loop.py", "llama"): 1e-6,
     ("trl_loop.py", "sft"): 1e-6, ("trl_loop.py", "dpo"): 5e-6,
     ("trl_loop.py", "sft_peft"): 1e-6, ("trl_loop.py", "dpo_peft"): 5e-6,
     ("peft_loop.py", "not_reentrant"): 1e-6, ("peft_loop.py", "reentrant"): 1e-6,
     ("two_engines.py", "gan"): 1e-6, ("two_engines.py", "distillation"): 1e-6,
+    ("generation_loop.py", "gpt2"): 1e-6, ("generation_loop.py", "llama"): 1e-6,
     ("lightning_loop.py", "fabric"): 1e-6, ("lightning_loop.py", "trainer"): 1e-6,
 }
-CASES = [(program, str(stage), kind) for program, kind in ALLOWED for stage in STAGES]
+CASES = [(program, str(stage), kind) for program, kind in ALLOWED for stage in STAGES if kind != "bf16" or stage > 1]
 # What every change runs; the others run with ZERORUN_TEST_ALL.
 QUICK = [("accelerate_loop.py", "2", "fp32"), ("launched.py", "2", "fp32"), ("peft_loop.py", "2", "not_reentrant"),
          ("trainer_loop.py", "3", "llama"), ("trl_loop.py", "3", "dpo"), ("two_engines.py", "2", "gan")]
 # The cases in which DeepSpeed 0.19.8 does not train as plain torch does, and why.
-_STAGE_0_BF16 = "begins with an optimizer step whose gradients are 0"
 WRONG_IN_DEEPSPEED = {
-    ("accelerate_loop.py", "0", "bf16"): _STAGE_0_BF16,
-    ("launched.py", "0", "bf16"): _STAGE_0_BF16,
     ("two_engines.py", "3", "gan"): "trains the discriminator with what the generator's loss has left in it",
 }
 
 
 def plain_of(case):
-    """The case of plain torch. There is none in bf16: DDP has no fp32 weights beside those of 16 bits."""
+    """The case of plain torch. There is none in bf16, whose reference is DeepSpeed: DDP has no fp32 weights beside those of 16 bits."""
     return None if case[2] == "bf16" else (case[0], "plain", case[2])
 
 

@@ -2,6 +2,7 @@
 deepspeed, and train as under DeepSpeed 0.19.8 and as DistributedDataParallel, on two ranks."""
 
 import functools
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -16,7 +17,10 @@ pytest.importorskip("trl", reason="the frameworks are installed for Python 3.11 
 from zerorun.as_deepspeed import variables  # noqa: E402
 
 ALL = bool(os.environ.get("ZERORUN_TEST_ALL"))
-RECORDED = json.loads((pathlib.Path(__file__).parent / "data/framework_losses.json").read_text())["runs"]
+FILE = json.loads((pathlib.Path(__file__).parent / "data/framework_losses.json").read_text())
+# transformers 5 counts the tokens of a batch otherwise than 4.57, and so has other losses: plain torch beside it is the reference.
+IS_RECORDED = FILE["versions"]["transformers"] == importlib.metadata.version("transformers")
+RECORDED = FILE["runs"]
 PACKAGE = pathlib.Path(zerorun.__file__).resolve().parent
 
 
@@ -33,11 +37,11 @@ def corpus(folder):
 
 @pytest.fixture(scope="module")
 def plain(folder, corpus):
-    """What plain torch computes: recorded, and with ZERORUN_TEST_ALL on this machine."""
+    """What plain torch computes: recorded; with ZERORUN_TEST_ALL or another transformers, on this machine."""
 
     @functools.cache
     def of(case):
-        return run(case, folder, corpus, {}) if ALL else RECORDED[" ".join(case)]
+        return run(case, folder, corpus, {}) if ALL or not IS_RECORDED else RECORDED[" ".join(case)]
 
     return of
 
@@ -47,12 +51,12 @@ def test_a_program_on_a_framework(case, folder, corpus, plain):
     program, stage, kind = case
     ran, allowed = run(case, folder, corpus, variables()), ALLOWED[program, kind]
     check_engine(ran["engine"])
-    theirs = RECORDED.get(" ".join(case), {})  # Lightning's strategy gives DeepSpeed no device on CPUs
+    theirs = RECORDED.get(" ".join(case), {}) if IS_RECORDED else {}  # Lightning's strategy gives DeepSpeed no device on CPUs
     if "losses" in theirs and case not in WRONG_IN_DEEPSPEED:
         compare(ran, theirs, allowed)
     if plain_of(case) is not None:
         compare(ran, plain(plain_of(case)), allowed)
-        if case in WRONG_IN_DEEPSPEED:
+        if case in WRONG_IN_DEEPSPEED and theirs:
             assert distance(theirs["losses"], plain(plain_of(case))["losses"]) > allowed
     if program in ("trainer_loop.py", "peft_loop.py"):
         assert ran["resumed"] == ran["losses"][0][-len(ran["resumed"]):]  # to the bit
@@ -69,11 +73,18 @@ def check_engine(engine):
 
 def compare(ran, other, allowed):
     assert distance(ran["losses"], other["losses"]) <= allowed
-    # Gradient norms and weights are less exact than losses; transformers cannot resume on CPUs without DeepSpeed.
-    for name in ("resumed", "loaded", "after"):
+    # transformers cannot resume on CPUs without DeepSpeed.
+    for name, factor in (("resumed", 1), ("loaded", 1), ("after", 1), ("norms", 10)):
         if other.get(name):
-            assert distance(ran[name], other[name]) <= allowed, name
-    for name in ("norms", "saved"):
-        if other.get(name):
-            assert distance(ran[name], other[name]) <= 10 * allowed, name
+            assert distance(ran[name], other[name]) <= factor * allowed, name
+    if other.get("saved"):
+        compare_weights(ran["saved"], other["saved"], 10 * allowed)
     assert ran.get("rates") == other.get("rates") and ran.get("best") == other.get("best")
+
+
+def compare_weights(ran, other, allowed):
+    assert ran.keys() ^ other.keys() <= {"lm_head.weight"}  # it is tied, and some leave it out
+    for name in ran.keys() & other.keys():
+        # The gradient of a bias of the keys is 0 but for rounding, which Adam makes as large as any other.
+        is_of_keys = name.endswith("attn.c_attn.bias")
+        assert distance(ran[name], other[name]) <= (1e-4 if is_of_keys else allowed), name

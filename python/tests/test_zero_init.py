@@ -88,7 +88,7 @@ def test_scopes_together():
     with zerorun.zero.Init():
         b = torch.nn.Linear(6, 6)
     b.weight.data[:3] = a.weight.data[:3]
-    with zerorun.zero.GatheredParameters([a.weight, b.weight]):
+    with zerorun.zero.GatheredParameters([a.weight, None, b.weight]):  # None: transformers, for a head without a bias
         assert torch.equal(a.weight[:3], b.weight[:3]) and not torch.equal(a.weight, b.weight)
         b.weight.data[3:] = a.weight.data[3:].mean(0)
     model = torch.nn.Sequential(b, c)

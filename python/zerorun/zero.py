@@ -45,7 +45,8 @@ class GatheredParameters(_core.ScopeStack):
         super().__init__()
         if isinstance(params, torch.nn.Module):
             params = params.parameters()
-        self._params = [params] if isinstance(params, torch.Tensor) else list(params)
+        # transformers gives the biases of a model's head, which may be None.
+        self._params = [params] if isinstance(params, torch.Tensor) else [each for each in params if each is not None]
         self._modifier_rank = modifier_rank
         self._enabled = enabled
         self._entered = []  # for each scope: whether an engine has parameters of it, and the scopes of engines after the first

@@ -45,6 +45,7 @@ def make_model(kind, seed=5):
 
     model = transformers.AutoModelForCausalLM.from_config(make_config(kind), attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
+    model.tie_weights()
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator) + float("norm" in name or ".ln_" in name))

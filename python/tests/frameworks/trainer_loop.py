@@ -77,6 +77,7 @@ trained = list(losses)
 losses = []
 if stage != "plain":  # transformers cannot resume on CPUs without DeepSpeed
     make_trainer(resumes=True).train(resume_from_checkpoint=str(work / "checkpoint-4"))
+torch.distributed.barrier()  # rank 0 saves
 transformers.integrations.deepspeed.unset_hf_deepspeed_config()  # the saved model is loaded without DeepSpeed
 loaded = transformers.AutoModelForCausalLM.from_pretrained(str(work / "saved"), attn_implementation="eager").eval()
 tokens = torch.tensor([evaluate[0]["input_ids"]])

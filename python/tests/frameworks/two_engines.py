@@ -26,8 +26,9 @@ def prepare(model, trains=True):
         if not trains:
             return model, None
         return DistributedDataParallel(model, broadcast_buffers=False), torch.optim.Adam(model.parameters(), lr=5e-3, betas=(0.5, 0.999))
-    config = {"train_micro_batch_size_per_gpu": BATCH, "gradient_clipping": 0.0, "zero_optimization": {"stage": int(stage) if trains or stage == "3" else 0,
-                                                                            "stage3_param_persistence_threshold": 0}}
+    used = int(stage) if trains or stage == "3" else 0
+    config = {"train_micro_batch_size_per_gpu": BATCH, "gradient_clipping": 0.0,
+              "zero_optimization": {"stage": used, "stage3_param_persistence_threshold": 0}}
     if not trains:
         return deepspeed.initialize(model=model, config=config)[0], None
     config["optimizer"] = {"type": "Adam", "params": {"lr": 5e-3, "betas": [0.5, 0.999], "adam_w_mode": False}}
@@ -50,7 +51,7 @@ def step(engine, optimizer):
 
 
 def zero_grad(engine):
-    """Before an iteration: what another model's loss has left in this one is dropped."""
+    """Drops the gradients, also what another model's loss has left."""
     engine.zero_grad()
 
 
