@@ -1,7 +1,7 @@
 // Records the operators of a DeferredInit scope instead of running them, and returns tensors without memory
-// as their results. Real tensors, and operators on real tensors alone, are not affected. What an operator tells
-// the host is computed. Throws UserError for operators whose tensors cannot be foretold without values. Owned by the scope and its deferred tensors together;
-// only the building thread calls it.
+// as their results. Real tensors, and operators on real tensors alone, are not affected. What an operator
+// tells the host is computed. Throws UserError for operators whose tensors cannot be foretold without values.
+// Owned by the scope and its deferred tensors together; only the building thread calls it.
 #pragma once
 
 #include <memory>

@@ -17,6 +17,20 @@ from zerorun import as_deepspeed
 
 PROGRAM = str(PROGRAMS / "as_deepspeed.py")
 SCRIPTS = pathlib.Path(sys.executable).parent
+SCRIPT = """import os, sys
+assert "torch" not in sys.modules and sys.argv[1:] == ["--a"] and sys.path[0] == os.path.dirname(__file__)
+import deepspeed
+deepspeed.initialize(model=3, config={})
+"""
+
+
+def test_a_script_runs_as_without_it(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(SCRIPT)
+    output = posing(program, "--a", expect=1)
+    assert "Traceback" in output and f'File "{program}", line 4' in output and "UserError" in output
+
+
 RECORDED = pathlib.Path(__file__).parent / "data" / "framework_names.tsv"
 # Names that frameworks take, and that DeepSpeed 0.19.8 does not have either.
 NOT_OF_DEEPSPEED = {"deepspeed.utils.is_initialized"}

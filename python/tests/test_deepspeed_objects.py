@@ -7,9 +7,10 @@ import sys
 import pytest
 import torch
 from launch import environment, run
+from small import config
 
 import zerorun
-from zerorun import as_deepspeed
+from zerorun import as_deepspeed, zero_to_fp32
 
 
 def posing(program, *arguments, **more):
@@ -121,3 +122,24 @@ def test_the_optimizer_steps_for_the_engine(stage):
     with pytest.raises(zerorun.UserError, match="engine.save_checkpoint.. saves it"):
         torch.save({"optimizer": state}, io.BytesIO())
     engine.destroy()
+
+
+def test_weights_behind_bytes(tmp_path):
+    """Of tensors whose places in the file are not multiples of their elements' sizes."""
+    class Net(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(3, 3)
+            self.register_buffer("a", torch.tensor([True, False, True]))
+            self.register_buffer("b", torch.arange(5, dtype=torch.uint8))
+
+    net = Net()
+    engine = zerorun.initialize(model=net, config=config())[0]
+    engine.save_checkpoint(tmp_path)
+    state = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path)
+    assert all(torch.equal(state[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_logged_once(caplog):
+    for _ in range(2):
+        zerorun.utils.log_dist_once("only once", ranks=[0])
+    assert [record.message for record in caplog.records].count("[Rank 0] only once") == 1

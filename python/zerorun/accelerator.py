@@ -127,10 +127,10 @@ class Accelerator:
         return torch.cuda.initial_seed() if self._is_cuda else torch.initial_seed()
 
     def get_rng_state(self, device_index=None):
-        return torch.cuda.get_rng_state(device_index or "cuda") if self._is_cuda else torch.get_rng_state()
+        return torch.cuda.get_rng_state("cuda" if device_index is None else device_index) if self._is_cuda else torch.get_rng_state()
 
     def set_rng_state(self, new_state, device_index=None):
-        return torch.cuda.set_rng_state(new_state, device_index or "cuda") if self._is_cuda else torch.set_rng_state(new_state)
+        return torch.cuda.set_rng_state(new_state, "cuda" if device_index is None else device_index) if self._is_cuda else torch.set_rng_state(new_state)
 
     # Streams: None on the CPU, as in DeepSpeed.
 

@@ -41,8 +41,8 @@ class ShownParameter(torch.Tensor):
             part._zerorun_copy = take(self._zerorun_copy)
         return part
 
-    def view(self, *shape):
-        return self._part(lambda tensor: tensor.view(*shape))
+    def view(self, *shape, **more):
+        return self._part(lambda tensor: tensor.view(*shape, **more))
 
     def __getitem__(self, index):
         return self._part(lambda tensor: tensor[index])

@@ -22,10 +22,12 @@ def log_dist(message, ranks=None, level=logging.INFO):
         logger.log(level, "[Rank %d] %s", get_rank(), message)
 
 
-@functools.lru_cache(None)
 def log_dist_once(message, ranks=None, level=logging.INFO):
-    """The same, once for each message. `ranks`: a tuple."""
-    log_dist(message, ranks, level)
+    """The same, once for each message."""
+    _log_once(message, None if ranks is None else tuple(ranks), level)
+
+
+_log_once = functools.lru_cache(None)(log_dist)
 
 
 def _engine_of(param):

@@ -49,13 +49,14 @@ class GatheredParameters(_core.ScopeStack):
         self._params = [params] if isinstance(params, torch.Tensor) else [each for each in params if each is not None]
         self._modifier_rank = modifier_rank
         self._enabled = enabled
-        self._entered = []  # for each scope: whether an engine has parameters of it, and the scopes of engines after the first
+        # For each scope: parameters of no engine that get the values of modifier_rank, and the scopes of engines after the first.
+        self._entered = []
 
     def _prepare(self, depth):
         of_engines, rest = divide(self._params) if self._enabled else ([], [])
-        self._make_values(rest)
+        made = self._make_values(rest)
         others = []
-        self._entered[depth:] = [(bool(of_engines), others)]
+        self._entered[depth:] = [(made if of_engines else rest, others)]
         for engine, parameters in of_engines[1:]:
             others.append(_core.GatherScope(engine._core, parameters, self._modifier_rank))
         return (of_engines[0][0]._core, of_engines[0][1], self._modifier_rank) if of_engines else None
@@ -68,18 +69,19 @@ class GatheredParameters(_core.ScopeStack):
         for parameter in deferred:
             note_values_made(parameter)
             parameter.data = _core.make_tensor(parameter)
+        return deferred
 
     def _leave(self, depth, failed):
         """Returns whether the first engine's scope, which closes after this, ends as after an exception."""
-        has_engine, others = self._entered[depth]
+        shared, others = self._entered[depth]
         del self._entered[depth:]
         while others:
             others.pop().close(failed)
         if failed or not self._enabled:
             return True
         # Before initialize(): rank 0's values are those that initialize() gives all ranks.
-        if not has_engine and self._modifier_rank not in (None, 0) and torch.distributed.is_initialized():
-            for parameter in self._params:
+        if self._modifier_rank not in (None, 0) and torch.distributed.is_initialized():
+            for parameter in shared:
                 torch.distributed.broadcast(parameter.data, self._modifier_rank)
         return False
 

@@ -15,6 +15,7 @@ import tempfile
 import torch
 
 from ._core import UserError
+from ._registry import engine_of
 from .errors import not_supported
 
 log = logging.getLogger("zerorun")
@@ -36,7 +37,7 @@ def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag=None, exclude_f
     """The state_dict of the checkpoint with this tag, or of the last one, in fp32 on the CPU. Tensors read their values from
     the disk when they are used. `lazy_mode` has no effect. Raises UserError."""
     place = checkpoint_dir if os.access(checkpoint_dir, os.W_OK) else None  # where there is room
-    with tempfile.TemporaryDirectory(dir=place, prefix=".fp32.") as folder:  # tensors keep its files open
+    with tempfile.TemporaryDirectory(dir=place, prefix=".fp32.", ignore_cleanup_errors=True) as folder:  # tensors keep its files open
         _export(checkpoint_dir, folder, tag, _ONE_FILE)
         state = _read_safetensors(next(pathlib.Path(folder).glob("*.safetensors")))
     manifest = _manifest(checkpoint_dir, tag)
@@ -76,6 +77,9 @@ def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output_dir, max_s
 
 def load_state_dict_from_zero_checkpoint(model, checkpoint_dir, tag=None):
     """Loads the checkpoint's fp32 weights into a model that no engine has. Returns the model, on the CPU. Raises UserError."""
+    if engine_of(list(model.parameters())) is not None:
+        raise UserError("load_state_dict_from_zero_checkpoint(): the model belongs to an engine: pass a new model, or call "
+                        "engine.load_checkpoint()")
     model = model.cpu()
     model.load_state_dict(get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag), strict=False)
     return model
@@ -156,7 +160,10 @@ def _read_safetensors(path):
         if name == "__metadata__":
             continue
         begin, end = (8 + header_bytes + offset for offset in entry["data_offsets"])
-        tensors[name] = data[begin:end].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        part, dtype = data[begin:end], _DTYPES[entry["dtype"]]
+        if begin % dtype.itemsize:  # buffers of bytes may come before it
+            part = part.clone()
+        tensors[name] = part.view(dtype).reshape(entry["shape"])
     return tensors
 
 

@@ -90,6 +90,12 @@ if stage == 3:
     for target, old, source in zip(second.parameters(), before, first.parameters(), strict=True):
         assert torch.allclose(target.clone(), 0.5 * old + 0.5 * source.clone())
     assert plain.tolist() == [rank, rank]  # of no engine: as it was
+    with deepspeed.zero.Init():
+        third = torch.nn.Linear(2, 2)
+    with deepspeed.zero.GatheredParameters([*first.parameters(), *third.parameters()], modifier_rank=1):
+        if rank == 1:
+            third.weight.data.fill_(7)
+    assert third.weight.eq(7).all()
     scope = deepspeed.zero.GatheredParameters([*first.parameters(), *second.parameters()])
     try:
         with scope:
@@ -115,6 +121,7 @@ if rank == 0:
     assert set(whole) - set(trained) == {"1.weight"}
     loaded = zero_to_fp32.load_state_dict_from_zero_checkpoint(model(), folder)
     assert all(torch.equal(value, whole[name]) for name, value in loaded.state_dict().items())
+    assert "belongs to an engine" in refused(lambda: zero_to_fp32.load_state_dict_from_zero_checkpoint(engine.module, folder))
     assert "no files of torch.save()" in refused(lambda: zero_to_fp32.get_optim_files(folder))
     assert "no files of torch.save()" in refused(lambda: zero_to_fp32.get_model_state_file(folder, stage))
     assert "no_such_tag" in refused(lambda: zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, tag="no_such_tag"))

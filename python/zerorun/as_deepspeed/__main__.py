@@ -1,7 +1,7 @@
 """python -m zerorun.as_deepspeed [-m | --no_python] PROGRAM [ARGUMENTS...]
 
-Runs a program in which `import deepspeed` finds zerorun: a script (its name ends in .py) in this process, the module PROGRAM with
--m, else a command (torchrun, accelerate). --local_rank gives the script --local_rank=N, as DeepSpeed's launcher does.
+Runs a program in which `import deepspeed` finds zerorun, in place of this process: a script (its name ends in .py), the module
+PROGRAM with -m, else a command (torchrun, accelerate). --local_rank gives the script --local_rank=N, as DeepSpeed's launcher does.
 
 python -m zerorun.as_deepspeed --print-env
     prints the two variables for a shell: eval "$(python -m zerorun.as_deepspeed --print-env)"
@@ -9,8 +9,8 @@ python -m zerorun.as_deepspeed --print-env
 
 import importlib.machinery
 import os
-import runpy
 import shlex
+import subprocess
 import sys
 
 from .. import UserError
@@ -34,26 +34,20 @@ def main(arguments):
         for name, value in found.items():
             print(f"export {name}={shlex.quote(value)}")
         return 0
-    os.environ.update(found)  # for processes that the program starts
+    os.environ.update(found)
     program, rest = arguments[0], arguments[1:]
-    is_script = program.endswith(".py")
-    if "no_python" in options or "module" not in options and not is_script:
+    is_module, is_script = "module" in options, "no_python" not in options and program.endswith(".py")
+    if not is_module and not is_script:
         return _execute(arguments)
-    if "module" not in options and not os.path.isfile(program):
+    if not is_module and not os.path.isfile(program):
         raise UserError(f"cannot run {program!r}: no such file: correct the path of the script")
+    if not getattr(sys.flags, "safe_path", False):
+        _check_folder(os.getcwd() if is_module else os.path.dirname(os.path.realpath(program)))
     if "local_rank" in options:
         rest.insert(0, f"--local_rank={os.environ.get('LOCAL_RANK', '0')}")
-    sys.argv[:] = [program, *rest]
-    has_own_folder = not getattr(sys.flags, "safe_path", False)  # sys.path[0]
-    if has_own_folder and "module" not in options:
-        sys.path[0] = os.path.dirname(os.path.realpath(program))
-    sys.path.insert(1 if has_own_folder else 0, str(FOLDER))
-    _check_path()
-    if "module" in options:
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(program, run_name="__main__")
-    return 0
+    # A process of its own kind: this one has imported torch already, before the program could set variables for it.
+    flags = [*subprocess._args_from_interpreter_flags(), *(["-u"] if sys.stdout.write_through else [])]
+    return _execute([sys.executable, *flags, *(["-m"] if is_module else []), program, *rest])
 
 
 def _execute(command):
@@ -63,10 +57,10 @@ def _execute(command):
         raise UserError(f"cannot run {command[0]!r}: {error.strerror}") from error
 
 
-def _check_path():
-    """Raises UserError if a folder before ours has a package deepspeed."""
-    found = importlib.machinery.PathFinder.find_spec("deepspeed")
-    if found is not None and not (found.origin or "").startswith(str(FOLDER)):
+def _check_folder(folder):
+    """Raises UserError if this folder, which Python searches before ours, has a package deepspeed."""
+    found = importlib.machinery.PathFinder.find_spec("deepspeed", [folder])
+    if found is not None:
         place = found.origin or list(found.submodule_search_locations)[0]
         raise UserError(f"the program would import another deepspeed, {place}, which is beside it or in the folder where it "
                         "runs: run it from another folder")
