@@ -53,7 +53,7 @@ TEST_CASE("doctor: checks the GPUs of this host") {
   CHECK(outcome.exit_code == 1);
   CHECK_THAT(outcome.out, Contains("GPU 0            NVIDIA H100 80GB HBM3, 80.0 GiB") &&
                               Contains("problem  GPU 1            does not answer: GPU is lost") &&
-                              Contains("ok       NCCL             2.28.9, "));
+                              Contains("ok       NCCL             2.30.7, "));
 }
 
 TEST_CASE("doctor: a GPU that ranks cannot use is a problem of the host, and no mistake of the user") {

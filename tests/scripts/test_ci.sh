@@ -5,9 +5,9 @@ source=$1
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-newest=2.$(sed -n 's/^#define ZERORUN_TORCH_NEWEST_MINOR //p' "$source/base/torch_version.h")
+oldest=2.$(sed -n 's/^#define ZERORUN_TORCH_OLDEST_MINOR //p' "$source/base/torch_version.h")
 checkout=$scratch/checkout
-mkdir -p "$checkout"/{.ci,.deps,base,build,scripts} "$checkout/build-torch$newest/bin" "$scratch/bin"
+mkdir -p "$checkout"/{.ci,.deps,base,build,scripts} "$checkout/build-torch$oldest/bin" "$scratch/bin"
 cp "$source/.ci/run" "$checkout/.ci/"
 cp "$source/base/torch_version.h" "$checkout/base/"
 echo "$scratch/torch" >"$checkout/.deps/torch_dir"
@@ -17,7 +17,7 @@ make_program() {
   printf '%s\n' '#!/usr/bin/env bash' "${@:2}" >"$1"
   chmod +x "$1"
 }
-for script in scripts/{setup,check_format,check_types,check_schema,test_python,build} "build-torch$newest/bin/deferred_init_test"; do
+for script in scripts/{setup,check_format,check_types,check_schema,test_python,build} "build-torch$oldest/bin/deferred_init_test"; do
   make_program "$checkout/$script" 'exit 0'
 done
 make_program "$checkout/scripts/build" 'sleep 7'
@@ -46,7 +46,7 @@ ends_with() {
 }
 some='0\.[0-9]' more='0\.[1-9]'
 minutes="^== ci: minutes: set-up $some, checks $some, torch/torch\.h $some, wheel and Python tests $some, build $more,"
-minutes+=" newest LibTorch $more, tests $some, all $more; torch/torch\.h takes 2 CPU seconds here\$"
+minutes+=" oldest LibTorch $more, tests $some, all $more; torch/torch\.h takes 2 CPU seconds here\$"
 
 make_tests '100% tests passed, 0 tests failed out of 2' 0
 run
