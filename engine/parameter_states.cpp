@@ -34,18 +34,23 @@ void copy_overlap(const at::Tensor& to, int64_t to_begin, const at::Tensor& from
 
 }  // namespace
 
-// Returns the index of a trained parameter; nothing for a frozen one, which may be in a bucket or not.
-std::optional<int> ParameterStates::find(const at::Tensor& parameter) const {
+// Returns the index of a parameter; nothing for one that is in no bucket.
+std::optional<int> ParameterStates::find_in_buckets(const at::Tensor& parameter) const {
   const auto& parameters = state_->buckets.parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
-    if (!parameters[index].tensor.is_same(parameter)) continue;
-    if (parameters[index].group == kFrozen) return std::nullopt;
-    return static_cast<int>(index);
+    if (parameters[index].tensor.is_same(parameter)) return static_cast<int>(index);
   }
   for (const NamedTensor& other : state_->unbucketed) {
     if (!other.is_buffer && other.tensor.is_same(parameter)) return std::nullopt;
   }
   throw UserError("ParameterStates: a tensor that is not a parameter of this engine: pass the model's own");
+}
+
+// Likewise, but nothing for a frozen parameter either.
+std::optional<int> ParameterStates::find(const at::Tensor& parameter) const {
+  const std::optional<int> index = find_in_buckets(parameter);
+  const bool frozen = index && state_->buckets.parameters()[*index].group == kFrozen;
+  return frozen ? std::nullopt : index;
 }
 
 int ParameterStates::find_trained(const at::Tensor& parameter, const std::string& wanted) const {
@@ -149,6 +154,12 @@ void ParameterStates::write_gradient(const at::Tensor& parameter, const at::Tens
 bool ParameterStates::may_read_alone() const {
   return !state_->residency || state_->communicator->world_size() == 1 ||
          state_->residency->allows_lone_reads();
+}
+
+bool ParameterStates::stays_whole(const at::Tensor& parameter) const {
+  const std::optional<int> index = find_in_buckets(parameter);
+  const Buckets& buckets = state_->buckets;
+  return !index || buckets.kind(buckets.bucket_of(*index)) == BucketKind::whole;
 }
 
 bool ParameterStates::has_parameters() const {

@@ -40,11 +40,15 @@ class ParameterStates {
   /// Whether this rank alone may read parameters by operators: true if gathers need no other rank, as for
   /// ranks that share the memory of parameters. No collective; never throws.
   bool may_read_alone() const;
+  /// Whether this rank keeps all values of the parameter in memory of its own, at any time: it is neither
+  /// partitioned nor in memory that ranks share.
+  bool stays_whole(const at::Tensor& parameter) const;
   /// False once another engine, made later, has taken a parameter of this one (engine/parameter_owners.h).
   /// Never throws.
   bool has_parameters() const;
 
  private:
+  std::optional<int> find_in_buckets(const at::Tensor& parameter) const;
   std::optional<int> find(const at::Tensor& parameter) const;
   int find_trained(const at::Tensor& parameter, const std::string& wanted) const;
   int find_complete_gradient(const at::Tensor& parameter, const std::string& call) const;

@@ -176,9 +176,9 @@ bool writes_any(const std::vector<TapeSlot>& slots) {
   return std::any_of(slots.begin(), slots.end(), [](const TapeSlot& slot) { return slot.written; });
 }
 
-// Whether the operator gives the host a value: item(), equal(), a condition in the code.
+// Whether the operator only gives the host a value, or an error: item(), equal(), a condition in the code.
 bool tells_host(const c10::OperatorHandle& op, const std::vector<TapeSlot>& deferred) {
-  return !returns_tensors_only(op.schema()) && !op.schema().returns().empty() && !writes_any(deferred);
+  return !returns_tensors_only(op.schema()) && !writes_any(deferred);
 }
 
 // Draws the random numbers that plain construction would draw, and discards them.
@@ -364,7 +364,7 @@ void DeferredRecorder::record(const c10::OperatorHandle& op, c10::DispatchKeySet
     change_view(op, below, seen.deferred, stack);
   } else if (!seen.deferred.empty() && asks_for_meta(seen.values)) {
     run_on_meta(op, seen.values, stack);
-  } else if (!seen.deferred.empty() && tells_host(op, seen.deferred)) {
+  } else if (!seen.deferred.empty() && !seen.foreign && tells_host(op, seen.deferred)) {
     run_on_values(op, seen.values, stack);
   } else if (!building_ && is_clone(op) && !seen.deferred.empty()) {
     run_clone(op, below, stack);
@@ -416,7 +416,7 @@ void DeferredRecorder::record_deferred(const c10::OperatorHandle& op, const Argu
                                        torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   if (seen.foreign) refuse(op, "it also has tensors of an engine, or writes to tensors of another scope");
-  if (!returns_tensors_only(schema) && !(schema.returns().empty() && writes_any(seen.deferred))) {
+  if (!returns_tensors_only(schema) && !schema.returns().empty()) {
     refuse(op, "it writes them and gives the host a value");
   }
   if (!building_ && seen.differentiable && c10::GradMode::is_enabled() && !only_copies(op)) {

@@ -97,6 +97,9 @@ void bind_parameter_access(py::module_& module) {
       NoGil());
   module.def("has_parameters", [](CoreEngine& core) { return ParameterStates(core.get()).has_parameters(); });
   module.def("may_read_alone", [](CoreEngine& core) { return ParameterStates(core.get()).may_read_alone(); });
+  module.def("stays_whole", [](CoreEngine& core, const at::Tensor& parameter) {
+    return ParameterStates(core.get()).stays_whole(parameter);
+  });
   module.def(
       "read_gradient",
       [](CoreEngine& core, const at::Tensor& parameter) {

@@ -72,6 +72,15 @@ def test_generation_in_a_scope_and_training_after_it():
         engine.step()
 
 
+def test_parameters_that_stay_are_those_of_both_limits():
+    """Small parameters stay in memory up to a total size."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    engine = zerorun.initialize(model=model, config={
+        "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": 3, "stage3_model_persistence_threshold": 20}})[0]
+    assert [parameter.ds_persist for parameter in engine.module.parameters()] == [True, True, False, False]
+
+
 def test_devices_on_cpus(monkeypatch):
     monkeypatch.setenv("ZERORUN_DEVICE", "cpu")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

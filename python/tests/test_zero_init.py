@@ -44,6 +44,14 @@ def test_numbers_of_python(stage):
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
+def test_values_beside_those_of_an_engine_are_refused():
+    engine = zerorun.initialize(model=net(), config=config(3))[0]
+    with zerorun.zero.Init():
+        other = net()
+    with pytest.raises(Exception, match="tensors of an engine"):
+        torch.equal(other[0].weight, engine.module[0].weight)
+
+
 def test_new_tensor():
     with zerorun.zero.Init():
         model = net()

@@ -11,14 +11,12 @@ docs/python.md has the differences.
 
 from ._check import load_core as _load_core
 from ._nccl import set_variables as _set_nccl_variables
-from ._new_tensor import install as _install_new_tensor
 
 _set_nccl_variables()
 _core = _load_core()
-_install_new_tensor()
 
 from ._core import CommError, Error, InternalError, TrainingError, UserError  # noqa: E402
-from . import checkpointing, comm, ops, runtime, utils, zero  # noqa: E402
+from . import _new_tensor, checkpointing, comm, ops, runtime, utils, zero  # noqa: E402
 from .comm import init_distributed  # noqa: E402
 from .engine import DeepSpeedEngine, Engine, initialize  # noqa: E402
 from .errors import NotSupportedError  # noqa: E402

@@ -127,10 +127,13 @@ class Accelerator:
         return torch.cuda.initial_seed() if self._is_cuda else torch.initial_seed()
 
     def get_rng_state(self, device_index=None):
-        return torch.cuda.get_rng_state("cuda" if device_index is None else device_index) if self._is_cuda else torch.get_rng_state()
+        return torch.cuda.get_rng_state(_or_current(device_index)) if self._is_cuda else torch.get_rng_state()
 
     def set_rng_state(self, new_state, device_index=None):
-        return torch.cuda.set_rng_state(new_state, "cuda" if device_index is None else device_index) if self._is_cuda else torch.set_rng_state(new_state)
+        if self._is_cuda:
+            torch.cuda.set_rng_state(new_state, _or_current(device_index))
+        else:
+            torch.set_rng_state(new_state)
 
     # Streams: None on the CPU, as in DeepSpeed.
 
@@ -174,6 +177,10 @@ class Accelerator:
         raise not_supported(f"get_accelerator().create_op_builder({class_name!r})", "zerorun's kernels are compiled ahead")
 
     get_op_builder = create_op_builder
+
+
+def _or_current(device_index):
+    return "cuda" if device_index is None else device_index
 
 
 _accelerator = None

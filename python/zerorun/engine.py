@@ -100,7 +100,7 @@ class Engine(Facts, Weights, torch.nn.Module):
         if not self._config["computes_only"]:
             self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
             self.optimizer.pull()
-            if self._config["stage"] == 3:
+            if self.zero_optimization_partition_weights():
                 self.optimizer.parameter_offload = ParameterOffload(model)
             self.lr_scheduler = self._make_schedule(lr_scheduler)
         self._scheduled_steps = 0

@@ -1,6 +1,5 @@
 """The getters of an engine, with DeepSpeed's names: settings, counts, its rank."""
 
-import functools
 import json
 import logging
 import os
@@ -112,12 +111,8 @@ class Facts:
         return self._config["resolved"]
 
     def _settings(self):
-        """The same as a dict, without where values come from."""
-        return json.loads(re.sub(r" +// .*$", "", self.resolved_config, flags=re.MULTILINE))
-
-    @functools.cached_property
-    def _persistence_threshold(self):
-        return self._settings()["zero_optimization"]["stage3_param_persistence_threshold"]
+        """The same as a dict, without where values come from, which has no quotes."""
+        return json.loads(re.sub(r' +// [^"]*$', "", self.resolved_config, flags=re.MULTILINE))
 
     def bytes_by_category(self):
         """Bytes of model states that this rank holds, by category."""

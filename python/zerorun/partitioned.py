@@ -29,7 +29,7 @@ _next_id = itertools.count()
 def is_partitioned(parameter):
     engine = _registry.owner_of(parameter)
     if engine is not None:
-        return engine.zero_optimization_stage() == 3
+        return engine.zero_optimization_partition_weights()
     return parameter in _ids or _core.is_deferred(parameter)
 
 
@@ -55,11 +55,8 @@ def _status(parameter):
 
 
 def _stays(parameter):
-    """Whether the rank keeps all values in memory of its own: those of small parameters, unless ranks share one copy of them,
-    as ranks of one host do with what is trained."""
     engine = _registry.owner_of(parameter)
-    return (engine is not None and parameter.numel() <= engine._persistence_threshold
-            and not (parameter.requires_grad and engine.communication_shares_memory))
+    return engine is not None and _core.stays_whole(engine._core, parameter)
 
 
 class _Fact:

@@ -314,6 +314,8 @@ TEST_CASE("Values that the host asks for while a model is built are computed") {
   CHECK(told.size() > 4);  // it was drawn several times
   CHECK(same_bits(torch::rand({3}), drawn_after));
   CHECK(built.sum().item<double>() == plain.sum().item<double>());
+  CHECK_NOTHROW(at::_assert_async(built.lt(9).all()));
+  CHECK_THROWS(at::_assert_async(built.gt(9).all()));
   CHECK(same_bits(make_tensor(built), plain));
 }
 
