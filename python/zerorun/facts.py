@@ -111,8 +111,8 @@ class Facts:
         return self._config["resolved"]
 
     def _settings(self):
-        """The same as a dict, without where values come from, which has no quotes."""
-        return json.loads(re.sub(r' +// [^"]*$', "", self.resolved_config, flags=re.MULTILINE))
+        """The same as a dict, without the comments, which say where values come from."""
+        return json.loads(re.sub(r'("(?:\\.|[^"\\])*")|//.*', lambda found: found[1] or "", self.resolved_config))
 
     def bytes_by_category(self):
         """Bytes of model states that this rank holds, by category."""
