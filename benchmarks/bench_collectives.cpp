@@ -36,6 +36,7 @@ struct Options {
   int64_t smallest = 1 << 10;
   int64_t largest = 64 << 20;
   bool connect = false;
+  std::string groups;  // the transport on which a group is measured; empty: none
   bool json = false;
 };
 
@@ -285,9 +286,32 @@ std::vector<Carrier> connect_all() {
   return {{"gloo", make_gloo_communicator(environment, joined.store, deadline)}, {"shm", std::move(shared)}};
 }
 
+// The communicator of all ranks over the transport of this name, and one of a group of them all.
+std::vector<Carrier> connect_group(const std::string& transport) {
+  std::vector<Carrier> all = connect_all();
+  auto world = std::ranges::find(all, transport, &Carrier::name)->communicator;
+  RankGroup group{.name = "group", .ranks = world->group_of_ranks().ranks};
+  return {{transport, world}, {transport + " group", world->split({group})}};
+}
+
+// Throws if the two communicators have sent different numbers of elements.
+void check_volumes(std::vector<Carrier>& carriers) {
+  for (const Measured& measured : kMeasured) {
+    const double world = carriers[0].communicator->volume().elements(measured.collective);
+    const double group = carriers[1].communicator->volume().elements(measured.collective);
+    if (world != group && measured.collective != Collective::all_reduce) {
+      throw Error(std::string("a group has sent ") + std::to_string(group) + " elements in " +
+                  name_of(measured.collective) + ", all ranks " + std::to_string(world));
+    }
+  }
+}
+
 int run_rank(const Options& options) {
   at::set_num_threads(1);
-  std::vector<Carrier> carriers = options.connect ? connect_one() : connect_all();
+  std::vector<Carrier> carriers = options.connect          ? connect_one()
+                                  : options.groups.empty() ? connect_all()
+                                                           : connect_group(options.groups);
+  for (Carrier& carrier : carriers) carrier.communicator->volume().reset();
   const Communicator& communicator = *carriers.front().communicator;
   const bool speaks = communicator.rank() == 0;
   nlohmann::json result{{"ranks", communicator.world_size()},
@@ -306,6 +330,7 @@ int run_rank(const Options& options) {
       }
     }
   }
+  if (!options.groups.empty()) check_volumes(carriers);
   if (speaks && options.json) std::printf("%s\n", result.dump(2).c_str());
   return 0;
 }
@@ -335,6 +360,10 @@ int main(int argc, char** argv) {
       "--connect", options.connect,
       "measure the communicator that engines use, on the device that ZERORUN_DEVICE names; as a rank "
       "of a job if a launcher has started this one, else between --ranks on this host");
+  app.add_option("--groups", options.groups,
+                 "measure a group of all ranks beside the communicator of all ranks, over this transport")
+      ->check(CLI::IsMember({"gloo", "shm"}))
+      ->excludes("--connect");
   app.add_flag("--json", options.json, "print JSON");
   return zerorun::parse_and_run(app, argc, argv, [&] { return zerorun::run(options); });
 }

@@ -2,9 +2,12 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
+#include "comm/deadline.h"
 
 namespace zerorun {
 
@@ -33,6 +36,14 @@ std::string describe_disagreement(int rank, const std::string& mine, int other_r
                                   const std::string& theirs) {
   return "ranks disagree on the next collective: rank " + std::to_string(rank) + " is in " + mine +
          ", rank " + std::to_string(other_rank) + " in " + theirs;
+}
+
+std::string describe(const RankGroup& group) {
+  constexpr size_t kMost = 8;
+  const std::vector<int>& ranks = group.ranks;
+  if (ranks.size() <= kMost) return group.name + " (" + name_ranks(ranks) + ")";
+  return group.name + " (" + std::to_string(ranks.size()) + " ranks, " + std::to_string(ranks.front()) +
+         " to " + std::to_string(ranks.back()) + ")";
 }
 
 void check_not_forked(const HomeProcess& home, int rank, const std::string& what) {
@@ -71,6 +82,56 @@ Communicator::Communicator(int rank, int world_size, std::chrono::milliseconds t
       is_first_on_host_(rank == 0) {
   ZR_CHECK(world_size >= 1 && rank >= 0 && rank < world_size,
            "rank " + std::to_string(rank) + " of " + std::to_string(world_size));
+  group_.ranks.resize(static_cast<size_t>(world_size));
+  std::iota(group_.ranks.begin(), group_.ranks.end(), 0);
+}
+
+void Communicator::set_group(RankGroup group) {
+  group_ = std::move(group);
+  label_suffix_ = " in the " + describe(group_);
+}
+
+namespace {
+
+// Returns why `groups` is not a partition of `world_size` ranks; empty if it is one.
+std::string fault_of(const std::vector<RankGroup>& groups, int world_size) {
+  std::vector<int> seen(static_cast<size_t>(world_size));
+  for (const RankGroup& group : groups) {
+    if (group.ranks.empty() || !std::ranges::is_sorted(group.ranks)) {
+      return describe(group) + ": a group has one rank or more, in ascending order";
+    }
+    for (const int rank : group.ranks) {
+      if (rank < 0 || rank >= world_size) {
+        return describe(group) + ": there is no rank " + std::to_string(rank) + " among " +
+               std::to_string(world_size);
+      }
+      if (seen[static_cast<size_t>(rank)]++ > 0)
+        return describe(group) + ": rank " + std::to_string(rank) + " is in two groups";
+    }
+  }
+  const auto missing = std::ranges::find(seen, 0);
+  return missing == seen.end() ? "" : "rank " + std::to_string(missing - seen.begin()) + " is in no group";
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> Communicator::split(const std::vector<RankGroup>& groups) {
+  if (const std::string fault = fault_of(groups, world_size_); !fault.empty()) {
+    throw UserError("the ranks cannot be split into groups: " + fault);
+  }
+  const auto own = std::ranges::find_if(
+      groups, [&](const RankGroup& group) { return std::ranges::binary_search(group.ranks, rank_); });
+  std::string label = "splitting the ranks into";
+  for (const RankGroup& group : groups) label += " " + group.name + " " + name_ranks(group.ranks);
+  barrier(label)->wait();  // ranks that split differently are told so
+  RankGroup group = *own;
+  for (int& rank : group.ranks) rank = rank_in_job(rank);
+  return kept_by_forks(make_part(groups, static_cast<size_t>(own - groups.begin()), std::move(group)));
+}
+
+std::shared_ptr<Communicator> Communicator::make_part(const std::vector<RankGroup>& /*groups*/,
+                                                      size_t /*own*/, RankGroup group) {
+  throw Error("this communicator cannot be split: " + describe(group));
 }
 
 at::Tensor Communicator::allocate(int64_t numel, at::ScalarType dtype) {
@@ -105,7 +166,26 @@ std::unique_ptr<Work> Communicator::all_gather(at::Tensor output, at::Tensor inp
 }
 
 std::unique_ptr<Work> Communicator::all_reduce(at::Tensor tensor, std::string label) {
+  if (world_size_ > 1 && tensor.is_cpu() && static_cast<int64_t>(tensor.nbytes()) >= kLargeSum &&
+      tensor.numel() >= world_size_) {
+    return all_reduce_in_two(tensor, label);
+  }
   return count_and_start({Collective::all_reduce, tensor, tensor, 0, std::move(label), {}});
+}
+
+// The all-gather is started here and not in wait(), so that all ranks start their all-gathers in the same
+// order, whatever they wait for first. The few elements that do not divide among the ranks are summed apart.
+std::unique_ptr<Work> Communicator::all_reduce_in_two(const at::Tensor& tensor, const std::string& label) {
+  const int64_t slice = tensor.numel() / world_size_;
+  const int64_t whole = slice * world_size_;
+  const at::Tensor main = tensor.narrow(0, 0, whole);
+  const at::Tensor own = tensor.narrow(0, rank_ * slice, slice);
+  const std::string words = label + " (all_reduce)";
+  std::unique_ptr<Work> rest;
+  if (whole < tensor.numel()) rest = all_reduce(tensor.narrow(0, whole, tensor.numel() - whole), label);
+  reduce_scatter(own, main, words)->wait();
+  if (rest) rest->wait();
+  return all_gather(main, own, words);
 }
 
 std::unique_ptr<Work> Communicator::broadcast(at::Tensor tensor, int root, std::string label) {
@@ -137,7 +217,8 @@ std::unique_ptr<Work> Communicator::count_and_start(CollectiveCall call) {
   ZR_CHECK(call.input.is_contiguous() && call.output.is_contiguous() && call.output.device() == location &&
                (location == device_->location() || location.is_cpu()),
            call.label);
-  if (world_size_ > 1) check_not_forked(home_, rank_, describe(call));
+  if (!call.label.ends_with(label_suffix_)) call.label += label_suffix_;  // NCCL passes calls on to its control
+  if (world_size_ > 1) check_not_forked(home_, rank_in_job(rank_), describe(call));
   const std::lock_guard lock(issue_);
   volume_.add(call, rank_, world_size_);
   return start(std::move(call));

@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/process.h"
 #include "device/device.h"
@@ -27,6 +28,8 @@ namespace zerorun {
 
 enum class Collective { reduce_scatter, all_gather, all_reduce, broadcast, barrier };
 inline constexpr int kCollectiveKinds = 5;
+/// The size in bytes from which an all-reduce of a CPU tensor is a reduce-scatter and an all-gather.
+inline constexpr int64_t kLargeSum = 128 << 10;
 const char* name_of(Collective collective);
 
 /// A collective with its arguments. `label` ("bucket 3") must be the same on all ranks. `reason` ("for
@@ -47,6 +50,14 @@ std::string describe(const CollectiveCall& call);
 std::string describe_disagreement(int rank, const std::string& mine, int other_rank,
                                   const std::string& theirs);
 
+/// Some of the ranks of a communicator, which form a communicator of their own.
+struct RankGroup {
+  std::string name;        // for messages, such as "data group at tensor 1"; empty: all ranks of the job
+  std::vector<int> ranks;  // ascending
+};
+/// Returns a text such as "data group at tensor 1 (ranks 1, 3)".
+std::string describe(const RankGroup& group);
+
 /// Throws CommError if this process was forked from rank `rank`. `what` names the refused operation in the
 /// message.
 void check_not_forked(const HomeProcess& home, int rank, const std::string& what);
@@ -62,7 +73,8 @@ class Work {
 
 /// Counts the elements that this rank sends, by kind of collective. With shared memory it counts the elements
 /// that the rank would send over a network. A reduce-scatter or all-gather of n elements counts (N-1)/N * n,
-/// an all-reduce (N-1) * n, and a broadcast (N-1) * n on the root.
+/// a broadcast (N-1) * n on the root. An all-reduce counts (N-1) * n, or what the reduce-scatter and the
+/// all-gather count that it is made of. Each communicator has its own counters.
 class Volume {
  public:
   void add(const CollectiveCall& call, int rank, int world_size);
@@ -85,9 +97,14 @@ class Communicator {
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  /// The ranks of this communicator as numbers in the whole job: `ranks[r]` is rank r here.
+  const RankGroup& group_of_ranks() const { return group_; }
+  /// The number of rank `rank` of this communicator in the whole job.
+  int rank_in_job(int rank) const { return group_.ranks[static_cast<size_t>(rank)]; }
   std::chrono::milliseconds timeout() const { return timeout_; }
   Device& device() const { return *device_; }
-  /// Whether this rank is the first on its host. If the ranks are threads, this is true only for rank 0.
+  /// Whether this rank is the first on its host. If the ranks are threads or a part of the job, this is true
+  /// only for rank 0.
   bool is_first_on_host() const { return is_first_on_host_; }
   /// Called by the function that creates the communicator, if it knows the ranks' hosts.
   void set_first_on_host(bool is_first) { is_first_on_host_ = is_first; }
@@ -108,6 +125,12 @@ class Communicator {
   virtual void give_back_pages(const at::Tensor& part);
   /// Whether the ranks share memory. If they do, allocate_shared() fails only for lack of room.
   virtual bool shares_memory() const { return false; }
+  /// Makes a communicator of each of `groups`, and returns the one of this rank's group. `groups` is the same
+  /// on all ranks of this communicator, each of which is in exactly one group: ranks are numbers in this
+  /// communicator. A wait in any of these communicators does this rank's part in all of them. Ranks in
+  /// messages are those of the whole job. A collective. Throws UserError if `groups` is no such partition.
+  std::shared_ptr<Communicator> split(const std::vector<RankGroup>& groups);
+
   /// Opens a board on which ranks post short texts outside of collectives (comm/notices.h). All ranks must
   /// open their boards in the same order.
   virtual std::unique_ptr<Notices> open_notices() = 0;
@@ -122,8 +145,9 @@ class Communicator {
   /// Slice r of `output` = the input of rank r. `input` may be slice `rank` of `output`.
   [[nodiscard]] std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, std::string label,
                                                  std::string reason = {});
-  /// tensor = the sum of all ranks' tensors. Meant for a few scalars: every rank sends its whole tensor to
-  /// every other rank.
+  /// tensor = the sum of all ranks' tensors. Of a few scalars every rank sends its whole tensor to every
+  /// other rank. A CPU tensor of kLargeSum bytes or more is reduce-scattered before this returns, and the
+  /// result all-gathered: as many bytes as these two send.
   [[nodiscard]] std::unique_ptr<Work> all_reduce(at::Tensor tensor, std::string label);
   /// tensor = the tensor of rank `root`.
   [[nodiscard]] std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, std::string label);
@@ -144,6 +168,13 @@ class Communicator {
   Volume& volume() { return volume_; }
 
  protected:
+  /// Makes the communicator of `groups[own]`, which this rank is in. `group` has the same ranks, as numbers
+  /// in the job. A collective of this communicator. By default throws Error.
+  virtual std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t own,
+                                                  RankGroup group);
+  /// Called by the function that creates a communicator of a part of the job.
+  void set_group(RankGroup group);
+
   /// Starts `call`, whose tensors have been checked. Called by one thread at a time. Several collectives may
   /// be in flight; each is completed by its own wait().
   virtual std::unique_ptr<Work> start(CollectiveCall call) = 0;
@@ -166,9 +197,12 @@ class Communicator {
   };
 
   std::unique_ptr<Work> count_and_start(CollectiveCall call);
+  std::unique_ptr<Work> all_reduce_in_two(const at::Tensor& tensor, const std::string& label);
 
   int rank_;
   int world_size_;
+  RankGroup group_;
+  std::string label_suffix_;  // names the group in labels; empty for all ranks
   std::chrono::milliseconds timeout_;
   Device* device_;
   bool is_first_on_host_;

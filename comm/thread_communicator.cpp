@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -82,7 +83,8 @@ void move_data(const std::vector<CollectiveCall>& calls) {
 
 class ThreadGroup {
  public:
-  explicit ThreadGroup(int world_size) : world_size_(world_size), waiting_(world_size) {}
+  explicit ThreadGroup(std::vector<int> ranks)
+      : ranks_(std::move(ranks)), world_size_(static_cast<int>(ranks_.size())), waiting_(ranks_.size()) {}
 
   /// Adds the rank's call to its meeting, which the call's kind and `number` identify.
   std::shared_ptr<Meeting> arrive(int64_t number, int rank, const CollectiveCall& call) {
@@ -106,6 +108,7 @@ class ThreadGroup {
   }
 
   const std::shared_ptr<NoticesInMemory>& notices() const { return notices_; }
+  int rank_in_job(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
 
   void await(const Meeting& meeting, int rank, const Deadline& deadline) {
     const std::string what = describe(meeting.calls[rank]);
@@ -114,9 +117,11 @@ class ThreadGroup {
     if (!changed_.wait_until(lock, deadline.end(), [&] { return meeting.done; })) {
       for (int other : absent(meeting)) {
         if (waiting_[other].empty() || waiting_[other] == what) continue;
-        throw CommError(describe_disagreement(rank, what, other, waiting_[other]));
+        throw CommError(describe_disagreement(ranks_[rank], what, ranks_[other], waiting_[other]));
       }
-      throw CommError(missed_deadline(what, absent(meeting), deadline.timeout()));
+      std::vector<int> missing = absent(meeting);
+      for (int& other : missing) other = ranks_[other];
+      throw CommError(missed_deadline(what, missing, deadline.timeout()));
     }
     waiting_[rank].clear();
   }
@@ -130,6 +135,7 @@ class ThreadGroup {
     return ranks;
   }
 
+  const std::vector<int> ranks_;  // their numbers in the whole job
   const int world_size_;
   const std::shared_ptr<NoticesInMemory> notices_ = std::make_shared<NoticesInMemory>();
   std::mutex mutex_;
@@ -150,7 +156,8 @@ class ThreadWork : public Work {
     for (size_t rank = 0; rank < meeting_->calls.size(); ++rank) {
       const CollectiveCall& other = meeting_->calls[rank];
       if (agree(mine, other)) continue;
-      throw CommError(describe_disagreement(rank_, describe_with_size(mine), static_cast<int>(rank),
+      throw CommError(describe_disagreement(group_->rank_in_job(rank_), describe_with_size(mine),
+                                            group_->rank_in_job(static_cast<int>(rank)),
                                             describe_with_size(other)));
     }
   }
@@ -167,6 +174,13 @@ class ThreadCommunicator : public Communicator {
   ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank, int world_size,
                      std::chrono::milliseconds timeout, bool shares_memory)
       : Communicator(rank, world_size, timeout), group_(std::move(group)), shares_memory_(shares_memory) {}
+  /// One of a part of the job.
+  ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank, RankGroup ranks,
+                     std::chrono::milliseconds timeout, bool shares_memory)
+      : ThreadCommunicator(std::move(group), rank, static_cast<int>(ranks.ranks.size()), timeout,
+                           shares_memory) {
+    set_group(std::move(ranks));
+  }
 
   std::unique_ptr<Notices> open_notices() override { return make_notices(group_->notices(), boards_++); }
 
@@ -189,6 +203,24 @@ class ThreadCommunicator : public Communicator {
     return std::make_unique<ThreadWork>(group_, std::move(meeting), rank(), timeout());
   }
 
+  // The first rank of each group makes what the group's ranks share.
+  std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t own,
+                                          RankGroup group) override {
+    const std::vector<int>& ranks = groups[own].ranks;
+    const auto place = std::ranges::find(ranks, rank());
+    std::shared_ptr<ThreadGroup> shared;
+    if (place == ranks.begin()) shared = std::make_shared<ThreadGroup>(group.ranks);
+    at::Tensor address = at::empty({1}, at::kLong);
+    address.mutable_data_ptr<int64_t>()[0] = reinterpret_cast<int64_t>(&shared);
+    at::Tensor addresses = at::empty({world_size()}, at::kLong);
+    all_gather(addresses, address, "the groups of ranks")->wait();
+    shared = *reinterpret_cast<const std::shared_ptr<ThreadGroup>*>(
+        addresses.const_data_ptr<int64_t>()[ranks.front()]);
+    barrier("the groups of ranks")->wait();
+    return std::make_shared<ThreadCommunicator>(std::move(shared), static_cast<int>(place - ranks.begin()),
+                                                std::move(group), timeout(), shares_memory_);
+  }
+
   std::shared_ptr<ThreadGroup> group_;
   int boards_ = 0;
   const bool shares_memory_;
@@ -200,13 +232,20 @@ class ThreadCommunicator : public Communicator {
 std::vector<std::shared_ptr<Communicator>> make_thread_communicators(int world_size,
                                                                      std::chrono::milliseconds timeout,
                                                                      bool shares_memory) {
-  auto group = std::make_shared<ThreadGroup>(world_size);
+  std::vector<int> ranks(static_cast<size_t>(world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  auto group = std::make_shared<ThreadGroup>(std::move(ranks));
   std::vector<std::shared_ptr<Communicator>> communicators;
   for (int rank = 0; rank < world_size; ++rank) {
     communicators.push_back(
         std::make_shared<ThreadCommunicator>(group, rank, world_size, timeout, shares_memory));
   }
   return communicators;
+}
+
+std::shared_ptr<Communicator> make_lone_communicator(RankGroup group, std::chrono::milliseconds timeout) {
+  auto alone = std::make_shared<ThreadGroup>(group.ranks);
+  return std::make_shared<ThreadCommunicator>(std::move(alone), 0, std::move(group), timeout, false);
 }
 
 }  // namespace zerorun

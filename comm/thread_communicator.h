@@ -15,4 +15,7 @@ namespace zerorun {
 std::vector<std::shared_ptr<Communicator>> make_thread_communicators(
     int world_size, std::chrono::milliseconds timeout = std::chrono::minutes(10), bool shares_memory = false);
 
+/// The communicator of a group that is one rank.
+std::shared_ptr<Communicator> make_lone_communicator(RankGroup group, std::chrono::milliseconds timeout);
+
 }  // namespace zerorun

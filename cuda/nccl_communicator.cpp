@@ -46,11 +46,13 @@ bool agree(const std::vector<Peer>& peers, bool Peer::*what) {
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(const Environment& environment, std::unique_ptr<CudaDevice> device,
+NcclCommunicator::NcclCommunicator(const Environment& environment, std::shared_ptr<CudaDevice> device,
                                    std::shared_ptr<Communicator> control, const StorePointer& store)
     : Communicator(environment.rank, environment.world_size, environment.timeout, *device),
       owned_device_(std::move(device)),
-      control_(std::move(control)) {
+      control_(std::move(control)),
+      store_(store) {
+  if (const RankGroup& group = control_->group_of_ranks(); !group.name.empty()) set_group(group);
   if (world_size() == 1) return;
   try {
     connect(store);
@@ -82,8 +84,9 @@ void NcclCommunicator::connect(const StorePointer& store) {
   comms_ = std::make_shared<NcclComms>(device);
   probe_ = std::make_unique<StreamProbe>(device, comms_);
   watchdog_ = std::make_shared<NcclWatchdog>(
-      WatchdogOptions{.rank = rank(), .world_size = world_size(), .timeout = timeout()}, *probe_,
-      std::make_unique<StoreCourier>(std::make_shared<WaitBoard>(store, rank()), world_size()));
+      WatchdogOptions{
+          .rank = rank(), .world_size = world_size(), .ranks = group_of_ranks().ranks, .timeout = timeout()},
+      *probe_, std::make_unique<StoreCourier>(std::make_shared<WaitBoard>(store, rank()), world_size()));
   check_ = owned_device_->streams().add_check([watchdog = watchdog_] { watchdog->check(); });
   watchdog_->start();
   const auto ids = agree_on_ids(store, agree(peers, &Peer::several_communicators) ? 2 : 1);
@@ -94,6 +97,18 @@ void NcclCommunicator::connect(const StorePointer& store) {
                            .blocking = registration_ == NcclRegistration::none};
   comms_->connect(ids, setup, *watchdog_, slot);
   watchdog_->end(slot);
+}
+
+std::shared_ptr<Communicator> NcclCommunicator::make_part(const std::vector<RankGroup>& groups, size_t own,
+                                                          RankGroup /*group*/) {
+  const std::shared_ptr<Communicator> control = control_->split(groups);
+  Environment environment;
+  environment.rank = control->rank();
+  environment.world_size = control->world_size();
+  environment.timeout = timeout();
+  const std::string name = "group" + std::to_string(splits_++) + "-" + std::to_string(own);
+  const StorePointer part = store_ ? store_->part(name) : nullptr;
+  return std::make_shared<NcclCommunicator>(environment, owned_device_, control, part);
 }
 
 NcclComms::Ids NcclCommunicator::agree_on_ids(const StorePointer& store, size_t count) const {
@@ -113,7 +128,7 @@ NcclComms::Ids NcclCommunicator::agree_on_ids(const StorePointer& store, size_t 
     if (!answer) throw CommError("it has not published how to connect");
     packed = *answer;
   } catch (const CommError& error) {
-    throw CommError(std::string("rank 0 did not start NCCL: ") + error.what());
+    throw CommError("rank " + std::to_string(rank_in_job(0)) + " did not start NCCL: " + error.what());
   }
   ZR_CHECK(packed.size() == bytes, std::to_string(packed.size()));
   std::memcpy(ids.data(), packed.data(), bytes);

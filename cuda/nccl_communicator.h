@@ -29,7 +29,7 @@ class NcclCommunicator : public Communicator {
   /// Connects the ranks of `control` and `store`. With one rank NCCL is not used and `store` may be null.
   /// Throws UserError if ranks share a GPU and NCCL does not support that, or if the NCCL version is
   /// unsuitable. Throws CommError if the ranks do not connect.
-  NcclCommunicator(const Environment& environment, std::unique_ptr<CudaDevice> device,
+  NcclCommunicator(const Environment& environment, std::shared_ptr<CudaDevice> device,
                    std::shared_ptr<Communicator> control, const StorePointer& store);
   ~NcclCommunicator() override;
 
@@ -40,6 +40,10 @@ class NcclCommunicator : public Communicator {
 
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override;
+  /// A group has NCCL communicators of its own on the same GPU. NCCL prevents deadlocks between all of them
+  /// under the conditions of [Note: two communicators] in cuda/nccl_comms.h.
+  std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t own,
+                                          RankGroup group) override;
   void open_group() override;
   void close_group(bool abandoned) override;
 
@@ -51,8 +55,10 @@ class NcclCommunicator : public Communicator {
   void issue(std::span<const CollectiveCall> calls);
   cudaStream_t current_stream() const;
 
-  std::unique_ptr<CudaDevice> owned_device_;
+  std::shared_ptr<CudaDevice> owned_device_;  // shared with the communicators of groups
   std::shared_ptr<Communicator> control_;
+  StorePointer store_;  // null with one rank
+  int splits_ = 0;
   NcclRegistration registration_ = NcclRegistration::none;  // of memory from allocate()
   bool grouping_ = false;
   std::vector<CollectiveCall> held_back_;  // calls that the open group holds back

@@ -223,7 +223,8 @@ void NcclWatchdog::check_poll() {
   const std::string reason =
       missed_end(words_of_oldest() + ": a question of the watchdog to the GPU", options_.timeout) +
       ": another call to CUDA hangs in this process";
-  log_warning("rank " + std::to_string(options_.rank) + ": " + reason);  // no thread may be able to throw it
+  log_warning("rank " + std::to_string(options_.in_job(options_.rank)) + ": " +
+              reason);  // no thread may be able to throw it
   break_for(reason);
 }
 
@@ -236,7 +237,7 @@ void NcclWatchdog::compare_histories() {
   std::string mine;
   {
     const std::lock_guard lock(mutex_);
-    if (theirs) difference = history_.difference(*theirs, options_.rank, 0);
+    if (theirs) difference = history_.difference(*theirs, options_.in_job(options_.rank), options_.in_job(0));
     const Clock::time_point now = options_.now();
     if (!difference && now - compared_ < kPeriod) return;
     compared_ = now;
@@ -257,7 +258,7 @@ void NcclWatchdog::explain_and_break(const PendingCollective& missed) {
   const bool others_wait =
       *all && std::ranges::any_of(**all, [](const auto& pending) { return !pending.empty(); });
   if (options_.rank == 0 && others_wait) std::this_thread::sleep_for(kTimeToRead);
-  break_for(explain_missed(options_.rank, missed, *all, options_.timeout));
+  break_for(explain_missed(options_.rank, missed, *all, options_.timeout, options_.ranks));
 }
 
 void NcclWatchdog::fail(size_t slot, const std::string& reason) {
@@ -284,7 +285,8 @@ void NcclWatchdog::abort() {
   try {
     probe_.abort();
   } catch (const std::exception& error) {
-    log_warning("rank " + std::to_string(options_.rank) + " cannot abort its collectives: " + error.what());
+    log_warning("rank " + std::to_string(options_.in_job(options_.rank)) +
+                " cannot abort its collectives: " + error.what());
   }
 }
 

@@ -55,9 +55,12 @@ struct WatchdogOptions {
   using Clock = std::chrono::steady_clock;
   int rank = 0;
   int world_size = 1;
+  std::vector<int> ranks = {};  // by rank: its number in the job, for messages; empty: the same
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   std::chrono::milliseconds period = std::chrono::milliseconds(5);  // between polls while collectives run
   std::function<Clock::time_point()> now = Clock::now;
+
+  int in_job(int of) const { return ranks.empty() ? of : ranks[static_cast<size_t>(of)]; }
 };
 
 class NcclWatchdog {

@@ -12,8 +12,8 @@ constexpr std::chrono::milliseconds kPatience(1000);  // how long a wait must ha
 constexpr std::chrono::milliseconds kLimit(500);      // of a request to the store
 
 // How often the watch looks. With many ranks it looks less often, because one store serves them all.
-std::chrono::milliseconds look_of(int world_size) {
-  return std::chrono::milliseconds(std::max(500, 5 * world_size));
+std::chrono::milliseconds look_of(size_t ranks) {
+  return std::chrono::milliseconds(std::max<size_t>(500, 5 * ranks));
 }
 
 std::string key(int rank) {
@@ -40,9 +40,12 @@ bool wait_for_each_other(const OrderWatch::Statement& mine, const OrderWatch::St
   return !has_started(theirs, mine) && !has_started(mine, theirs);
 }
 
-OrderWatch::OrderWatch(StorePointer store, int rank, int world_size)
-    : store_(std::move(store)), rank_(rank), world_size_(world_size), look_(look_of(world_size)) {
-  if (world_size > 1) worker_ = std::thread([this] { run(); });
+OrderWatch::OrderWatch(StorePointer store, int rank, std::vector<int> ranks)
+    : store_(std::move(store)),
+      rank_(static_cast<size_t>(rank)),
+      ranks_(std::move(ranks)),
+      look_(look_of(ranks_.size())) {
+  if (ranks_.size() > 1) worker_ = std::thread([this] { run(); });
 }
 
 OrderWatch::~OrderWatch() {
@@ -85,14 +88,15 @@ std::string OrderWatch::Wait::disagreement() const {
 void OrderWatch::run() {
   uint64_t beat = 0;
   uint64_t seen_wait = 0;
-  int other = rank_;
+  size_t place = rank_;
   std::optional<Statement> suspect;
   std::unique_lock lock(mutex_);
   while (!over_or_due_.wait_for(lock, look_, [this] { return is_over_; })) {
     if (!wait_ || is_threaded_ || Clock::now() - since_ < kPatience) continue;
     if (std::exchange(seen_wait, waits_) != waits_) suspect.reset();
-    if (!suspect) other = (other + 1) % world_size_;
-    if (other == rank_) other = (other + 1) % world_size_;
+    if (!suspect) place = (place + 1) % ranks_.size();
+    if (place == rank_) place = (place + 1) % ranks_.size();
+    const int other = ranks_[place];
     const Statement own = statement(++beat);
     lock.unlock();
     const std::optional<Statement> theirs = publish(own) ? read(other) : std::nullopt;
@@ -103,7 +107,8 @@ void OrderWatch::run() {
     } else if (!suspect || suspect->kind != theirs->kind || suspect->number != theirs->number) {
       suspect = theirs;
     } else if (theirs->beat >= suspect->beat + 2 && wait_->disagreement_.empty()) {
-      wait_->disagreement_ = describe_disagreement(rank_, own.pending.words, other, theirs->pending.words);
+      wait_->disagreement_ =
+          describe_disagreement(ranks_[rank_], own.pending.words, other, theirs->pending.words);
       wait_->stop_();
     }
   }
@@ -112,7 +117,11 @@ void OrderWatch::run() {
 // The caller holds mutex_.
 OrderWatch::Statement OrderWatch::statement(uint64_t beat) const {
   const CollectiveCall& call = *wait_->call_;
-  Statement own{.rank = rank_, .beat = beat, .kind = call.kind, .number = wait_->number_, .root = call.root};
+  Statement own{.rank = ranks_[rank_],
+                .beat = beat,
+                .kind = call.kind,
+                .number = wait_->number_,
+                .root = ranks_[static_cast<size_t>(call.root)]};
   for (size_t kind = 0; kind < started_.size(); ++kind) own.started[kind] = started_[kind];
   own.pending = pending_collective_of(call, call.input.numel());
   // Each text is one line when it is published. A label may have the name of a parameter, and that any bytes.
@@ -126,7 +135,7 @@ bool OrderWatch::publish(const Statement& own) const {
   for (const uint64_t started : own.started) text << ' ' << started;
   text << '\n' << own.pending.agreed << '\n' << own.pending.words << '\n';
   try {
-    store_->set(key(rank_), text.str(), Deadline(kLimit));
+    store_->set(key(own.rank), text.str(), Deadline(kLimit));
     return true;
   } catch (const std::exception&) {
     return false;  // the wait itself ends at its deadline

@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/meeting/job_store.h"
@@ -27,7 +28,9 @@ namespace zerorun {
 
 class OrderWatch {
  public:
-  OrderWatch(StorePointer store, int rank, int world_size);
+  /// `ranks`: those of the group as numbers in the job, which messages name. `rank`: this rank's index in
+  /// them.
+  OrderWatch(StorePointer store, int rank, std::vector<int> ranks);
   ~OrderWatch();
 
   /// Call this when this rank starts a collective. Returns its number within its kind, counted from 0.
@@ -57,7 +60,7 @@ class OrderWatch {
 
   /// A wait as a rank publishes it.
   struct Statement {
-    int rank = 0;
+    int rank = 0;       // this and the root: as numbers in the job
     uint64_t beat = 0;  // increases with each publication
     Collective kind = Collective::barrier;
     uint64_t number = 0;
@@ -76,8 +79,8 @@ class OrderWatch {
   std::optional<Statement> read(int rank) const;
 
   StorePointer store_;
-  const int rank_;
-  const int world_size_;
+  const size_t rank_;
+  const std::vector<int> ranks_;
   const std::chrono::milliseconds look_;
   std::array<std::atomic<uint64_t>, kCollectiveKinds> started_{};
   ThreadUse threads_;

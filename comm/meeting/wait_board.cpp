@@ -129,7 +129,8 @@ std::string WaitBoard::posted_for_all() const {
 }
 
 std::string explain_missed(int rank, const PendingCollective& mine, const PendingCollectives& all,
-                           std::chrono::milliseconds timeout) {
+                           std::chrono::milliseconds timeout, const std::vector<int>& ranks) {
+  const auto in_job = [&](int of) { return ranks.empty() ? of : ranks[static_cast<size_t>(of)]; };
   if (!all) {
     return missed_end(mine.words, timeout) +
            ", and rank 0, which keeps the store of all ranks, has probably ended";
@@ -139,14 +140,15 @@ std::string explain_missed(int rank, const PendingCollective& mine, const Pendin
   for (int other = 0; other < static_cast<int>(all->size()); ++other) {
     if (other == rank) continue;
     if ((*all)[other].empty()) {
-      silent.push_back(other);
+      silent.push_back(in_job(other));
     } else if (!elsewhere && !contains((*all)[other], mine)) {
       elsewhere = other;
     }
   }
   if (!silent.empty()) return missed_deadline(mine.words, silent, timeout);
   if (elsewhere) {
-    return describe_disagreement(rank, mine.words, *elsewhere, (*all)[*elsewhere].front().words);
+    return describe_disagreement(in_job(rank), mine.words, in_job(*elsewhere),
+                                 (*all)[*elsewhere].front().words);
   }
   return missed_end(mine.words, timeout) +
          ", although all ranks take part: set a larger --timeout if transfers take that long; "

@@ -59,9 +59,10 @@ class WaitBoard {
 };
 
 /// Makes the error message for a wait that missed its deadline. The rank waited for `mine`; `all` has the
-/// lists that the ranks have published.
+/// lists that the ranks have published. `ranks`: by rank, its number in the job, which the message names;
+/// empty: the same.
 std::string explain_missed(int rank, const PendingCollective& mine, const PendingCollectives& all,
-                           std::chrono::milliseconds timeout);
+                           std::chrono::milliseconds timeout, const std::vector<int>& ranks = {});
 /// Makes the error message for a wait that missed its deadline if the store does not answer. Then the other
 /// ranks' lists are unknown.
 std::string explain_missed_in_silence(const PendingCollective& mine, std::chrono::milliseconds timeout);

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/random_bits.h"
 #include "comm/meeting/exchange.h"
+#include "comm/shared_memory/control_block.h"
 
 namespace zerorun {
 namespace {
@@ -44,20 +45,22 @@ struct SegmentHandles {
   pid_t pid = 0;
   int arena = -1;
   size_t arena_bytes = 0;
+  size_t blocks_bytes = 0;
   uint64_t number = 0;  // the random number in this rank's Mark
   int control = -1;     // set on rank 0 only, else -1
   int blocks = -1;      // set on rank 0 only, else -1
 
   std::string text() const {
     std::ostringstream words;
-    words << pid << ' ' << arena << ' ' << arena_bytes << ' ' << number << ' ' << control << ' ' << blocks;
+    words << pid << ' ' << arena << ' ' << arena_bytes << ' ' << blocks_bytes << ' ' << number << ' '
+          << control << ' ' << blocks;
     return words.str();
   }
   static SegmentHandles read(const std::string& text) {
     SegmentHandles handles;
     std::istringstream words(text);
-    words >> handles.pid >> handles.arena >> handles.arena_bytes >> handles.number >> handles.control >>
-        handles.blocks;
+    words >> handles.pid >> handles.arena >> handles.arena_bytes >> handles.blocks_bytes >> handles.number >>
+        handles.control >> handles.blocks;
     return handles;
   }
 };
@@ -84,6 +87,10 @@ struct Own {
   SegmentHandles handles;
 };
 
+size_t control_bytes(int world_size) {
+  return RankBoard::bytes(world_size) + ControlBlock::bytes(world_size);
+}
+
 Own make_own(int rank, int world_size, uint64_t job) {
   constexpr size_t kLeast = size_t{1} << 20;
   const size_t bytes = arena_bytes(world_size);
@@ -91,14 +98,16 @@ Own make_own(int rank, int world_size, uint64_t job) {
   Own own;
   own.arena = SharedSegment::create("zerorun arena", bytes);
   if (rank == 0) {
-    own.control = ControlBlock::make(world_size, job);
-    own.blocks = SharedSegment::create("zerorun blocks", bytes);
+    own.control = SharedSegment::create("zerorun control", control_bytes(world_size));
+    RankBoard::prepare(own.control.data(), job);
+    own.blocks = SharedSegment::create("zerorun blocks", blocks_bytes(world_size));
   }
   const uint64_t number = random_bits();
   mark_in(own.arena) = {.job = job, .rank = rank, .number = number};
   own.handles = {.pid = getpid(),
                  .arena = own.arena.descriptor(),
                  .arena_bytes = own.arena.bytes(),
+                 .blocks_bytes = own.blocks.bytes(),
                  .number = number,
                  .control = own.control.descriptor(),
                  .blocks = own.blocks.descriptor()};
@@ -121,14 +130,16 @@ std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& handles_by_r
   const SegmentHandles first = SegmentHandles::read(handles_by_rank[0]);
   SharedSegment control =
       rank == 0 ? std::move(own.control)
-                : SharedSegment::open(first.pid, first.control, ControlBlock::bytes(world_size), true);
+                : SharedSegment::open(first.pid, first.control, control_bytes(world_size), true);
   SharedSegment blocks = rank == 0 ? std::move(own.blocks)
-                                   : SharedSegment::open(first.pid, first.blocks, first.arena_bytes, true);
+                                   : SharedSegment::open(first.pid, first.blocks, first.blocks_bytes, true);
+  RankBoard board(control.data(), rank, world_size, job);
   return std::make_unique<HostRanks>(
-      HostRanks{.control = ControlBlock(std::move(control), rank, world_size, job),
+      HostRanks{.control = std::move(control),
+                .board = board,
                 .arena = std::make_shared<SharedArena>(std::move(own.arena)),
                 .lent = std::move(lent),
-                .blocks = std::make_shared<SharedBlocks>(std::move(blocks)),
+                .blocks = std::make_shared<SharedBlocks>(std::move(blocks), rank, world_size),
                 .processes = std::move(processes)});
 }
 
@@ -176,7 +187,7 @@ std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Jo
   obstacle = first_obstacle(exchange("opened", report));
   if (!obstacle.empty()) return nullptr;
   mark_in(ranks->arena->segment()) = {};
-  ranks->control.segment().close_descriptor();
+  ranks->control.close_descriptor();
   ranks->arena->segment().close_descriptor();
   return ranks;
 }

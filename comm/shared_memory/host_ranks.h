@@ -1,5 +1,6 @@
-// The state that the ranks of one host share: the control block, every rank's arena, the shared blocks, and a
-// watch on every rank's process. Owned by the communicator. Each member documents its own thread safety.
+// The state that the ranks of one host share: the board, the control block of all of them, every rank's
+// arena, the shared blocks, and a watch on every rank's process. Owned by the communicator. Each member
+// documents its own thread safety.
 #pragma once
 
 #include <memory>
@@ -8,18 +9,19 @@
 
 #include "comm/meeting/environment.h"
 #include "comm/meeting/store.h"
-#include "comm/shared_memory/control_block.h"
 #include "comm/shared_memory/process_watch.h"
+#include "comm/shared_memory/rank_board.h"
 #include "comm/shared_memory/shared_arena.h"
 #include "comm/shared_memory/shared_blocks.h"
 
 namespace zerorun {
 
 struct HostRanks {
-  ControlBlock control;
+  SharedSegment control;  // of the board, then the control block of all ranks
+  RankBoard board;
   std::shared_ptr<SharedArena> arena;  // the arena of this rank
   std::vector<SharedSegment> lent;  // the other ranks' arenas by rank, read-only; this rank's entry is empty
-  std::shared_ptr<SharedBlocks> blocks;  // the memory to which all ranks write
+  std::shared_ptr<SharedBlocks> blocks;  // the memory to which several ranks write
   ProcessWatch processes;
 };
 

@@ -24,8 +24,9 @@ size_t limit_of(int resource) {
 
 }  // namespace
 
-// A process maps the arenas of all ranks. Together they must stay well below its 128 TiB of address space and
-// within RLIMIT_AS. Each arena is a file, and growing a file beyond RLIMIT_FSIZE would kill the process.
+// A process maps the arenas of all ranks, and as much again for blocks. Together they must stay well below
+// its 128 TiB of address space and within RLIMIT_AS. Each arena is a file, and growing a file beyond
+// RLIMIT_FSIZE would kill the process.
 size_t arena_bytes(int world_size) {
   constexpr size_t kAddresses = size_t{32} << 40;
   const size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
@@ -34,8 +35,19 @@ size_t arena_bytes(int world_size) {
   return most / kArenaPage * kArenaPage;
 }
 
+size_t blocks_bytes(int world_size) {
+  const auto ranks = static_cast<size_t>(world_size);
+  const size_t room = std::min(arena_bytes(world_size), limit_of(RLIMIT_FSIZE) / ranks);
+  return room / kArenaPage * kArenaPage * ranks;
+}
+
 SharedArena::SharedArena(SharedSegment segment) : segment_(std::move(segment)) {
   free_.emplace(0, static_cast<int64_t>(segment_.bytes()));
+}
+
+SharedArena::SharedArena(SharedSegment segment, int64_t offset, int64_t bytes)
+    : segment_(std::move(segment)) {
+  free_.emplace(offset, bytes);
 }
 
 std::optional<at::Tensor> SharedArena::allocate(int64_t numel, at::ScalarType dtype) {

@@ -23,6 +23,8 @@ inline constexpr int64_t kArenaPage = 4096;
 class SharedArena : public std::enable_shared_from_this<SharedArena> {
  public:
   explicit SharedArena(SharedSegment segment);
+  /// Allocates only among `bytes` bytes from `offset` on.
+  SharedArena(SharedSegment segment, int64_t offset, int64_t bytes);
 
   SharedSegment& segment() { return segment_; }
   const SharedSegment& segment() const { return segment_; }
@@ -49,5 +51,8 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
 
 /// Returns the size in bytes of each of `world_size` arenas, within the system's limits for a process.
 size_t arena_bytes(int world_size);
+/// Returns the size in bytes of the segment for blocks that ranks share: room for each of `world_size` ranks
+/// to reserve in, as large as an arena where the system's limits for a file allow that.
+size_t blocks_bytes(int world_size);
 
 }  // namespace zerorun

@@ -20,7 +20,14 @@ int64_t in_whole_pages(int64_t bytes) {
 
 }  // namespace
 
+SharedBlocks::SharedBlocks(SharedSegment segment, int rank, int world_size)
+    : arena_([&] {
+        const int64_t part = static_cast<int64_t>(segment.bytes()) / world_size / kArenaPage * kArenaPage;
+        return SharedArena(std::move(segment), rank * part, part);
+      }()) {}
+
 std::optional<int64_t> SharedBlocks::reserve(int64_t bytes, int users_to_come) {
+  std::lock_guard lock(mutex_);
   std::erase_if(reserved_, [&](const Block& block) {
     const bool free = users(block).load() == 0;
     if (free) arena_.give_back(block.offset, block.bytes + kArenaPage);

@@ -1,7 +1,7 @@
-// Memory to which all ranks of a host write: blocks of one segment, which every rank maps as a whole. Rank 0
-// allocates the blocks. When every rank has released a block, its pages return to the system and it is free
-// again. Owned by the communicator and by every tensor in a block. Any thread, but only one at a time may
-// call reserve().
+// Memory to which several ranks of a host write: blocks of one segment, which every rank maps as a whole.
+// Each rank reserves blocks in a part of the segment of its own, so that the first rank of any group can do
+// it. When every rank of the group has released a block, its pages return to the system and it is free again.
+// Owned by the communicators and by every tensor in a block. Any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,10 +23,10 @@ namespace zerorun {
 class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
  public:
   /// The descriptor of `segment` must be open.
-  explicit SharedBlocks(SharedSegment segment) : arena_(std::move(segment)) {}
+  SharedBlocks(SharedSegment segment, int rank, int world_size);
 
-  /// On rank 0: reserves a zero-filled block that `users` ranks will open(), and returns its offset, or
-  /// nothing if there is no room.
+  /// Reserves a zero-filled block that `users` ranks will open(), and returns its offset, or nothing if there
+  /// is no room.
   std::optional<int64_t> reserve(int64_t bytes, int users);
   /// Returns a 1-D tensor on a reserved block. Each rank opens the block once, and releases it when the
   /// tensor is destroyed. A forked child releases nothing.
@@ -52,9 +52,9 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   void let_go(const Block& block);
 
   HomeProcess home_;
-  SharedArena arena_;  // only rank 0 allocates in it
-  std::vector<Block> reserved_;
+  SharedArena arena_;  // this rank allocates only in its own part of the segment
   mutable std::mutex mutex_;
+  std::vector<Block> reserved_;     // by this rank
   std::map<int64_t, int64_t> own_;  // blocks for which make_own() was called: offset -> bytes
 };
 

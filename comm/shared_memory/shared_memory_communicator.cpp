@@ -1,12 +1,18 @@
 #include "comm/shared_memory/shared_memory_communicator.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "base/error.h"
+#include "base/fnv1a.h"
 #include "comm/meeting/store_notices.h"
-#include "comm/shared_memory/shared_transfers.h"
+#include "comm/shared_memory/control_block.h"
+#include "comm/shared_memory/rank_transfers.h"
+#include "comm/thread_communicator.h"
 
 namespace zerorun {
 namespace {
@@ -16,36 +22,50 @@ namespace {
 constexpr int64_t kSmallestShared = 4096;
 constexpr int64_t kNowhere = -1;
 
+// The number of the group of all ranks.
+constexpr uint64_t kAllRanks = 0;
+
 class SharedMemoryWork : public Work {
  public:
-  SharedMemoryWork(std::shared_ptr<SharedTransfers> transfers,
-                   std::shared_ptr<SharedTransfers::Transfer> transfer, int rank)
-      : rank_(rank), transfers_(std::move(transfers)), transfer_(std::move(transfer)) {}
+  SharedMemoryWork(std::shared_ptr<GroupUse> use, std::shared_ptr<SharedTransfers::Transfer> transfer,
+                   int rank)
+      : rank_(rank), use_(std::move(use)), transfer_(std::move(transfer)) {}
 
   void wait() override {
     check_not_forked(home_, rank_, "a collective");  // a forked child must not act for its parent
-    transfers_->wait(*transfer_);
+    use_->group.wait(*transfer_);
   }
 
  private:
   HomeProcess home_;
   int rank_;
-  std::shared_ptr<SharedTransfers> transfers_;
+  std::shared_ptr<GroupUse> use_;
   std::shared_ptr<SharedTransfers::Transfer> transfer_;
 };
 
 class SharedMemoryCommunicator : public Communicator {
  public:
-  SharedMemoryCommunicator(const Environment& environment, std::unique_ptr<HostRanks> ranks,
-                           StorePointer store)
-      : Communicator(environment.rank, environment.world_size, environment.timeout),
-        transfers_(std::make_shared<SharedTransfers>(std::move(ranks), environment.rank,
-                                                     environment.world_size, environment.timeout)),
-        store_(std::move(store)) {}
+  /// Of all ranks.
+  SharedMemoryCommunicator(int rank, int world_size, std::chrono::milliseconds timeout,
+                           std::unique_ptr<HostRanks> ranks, StorePointer store)
+      : Communicator(rank, world_size, timeout), store_(std::move(store)) {
+    auto all = std::make_shared<RankTransfers>(std::move(ranks));
+    char* control = all->host().control.data() + RankBoard::bytes(world_size);
+    use_ = use_of(std::move(all), {.id = kAllRanks, .rank = rank, .ranks = group_of_ranks().ranks}, control,
+                  timeout);
+  }
+  /// Of a part of the ranks.
+  SharedMemoryCommunicator(std::shared_ptr<RankTransfers> all, RankGroup ranks, SharedTransfers::Group group,
+                           std::chrono::milliseconds timeout, StorePointer store)
+      : Communicator(group.rank, static_cast<int>(ranks.ranks.size()), timeout), store_(std::move(store)) {
+    set_group(std::move(ranks));
+    char* control = static_cast<char*>(group.memory.mutable_data_ptr());
+    use_ = use_of(std::move(all), std::move(group), control, timeout);
+  }
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
     if (numel * static_cast<int64_t>(c10::elementSize(dtype)) >= kSmallestShared) {
-      if (std::optional<at::Tensor> tensor = transfers_->arena().allocate(numel, dtype)) return *tensor;
+      if (std::optional<at::Tensor> tensor = host().arena->allocate(numel, dtype)) return *tensor;
     }
     return device().allocate(numel, dtype);
   }
@@ -54,28 +74,68 @@ class SharedMemoryCommunicator : public Communicator {
     const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
     at::Tensor place = at::empty({1}, at::kLong);
     int64_t& offset = *place.mutable_data_ptr<int64_t>();
-    if (rank() == 0) offset = transfers_->blocks().reserve(bytes, world_size()).value_or(kNowhere);
+    if (rank() == 0) offset = host().blocks->reserve(bytes, world_size()).value_or(kNowhere);
     broadcast(place, 0, "the place of shared memory")->wait();
-    return offset == kNowhere ? at::Tensor() : transfers_->blocks().open(offset, numel, dtype);
+    return offset == kNowhere ? at::Tensor() : host().blocks->open(offset, numel, dtype);
   }
   at::Tensor make_own(const at::Tensor& shared) override {
-    transfers_->blocks().make_own(shared);
+    host().blocks->make_own(shared);
     return shared;
   }
-  void give_back_pages(const at::Tensor& part) override { transfers_->blocks().give_back_pages(part); }
+  void give_back_pages(const at::Tensor& part) override { host().blocks->give_back_pages(part); }
   bool shares_memory() const override { return true; }
 
   std::unique_ptr<Notices> open_notices() override { return make_notices(store_, boards_++); }
-  int64_t scratch_bytes() const override { return transfers_->scratch_bytes(); }
+  int64_t scratch_bytes() const override { return use_->rank->scratch().bytes(); }
 
  private:
-  std::unique_ptr<Work> start(CollectiveCall call) override {
-    return std::make_unique<SharedMemoryWork>(transfers_, transfers_->start(std::move(call)), rank());
+  static std::shared_ptr<GroupUse> use_of(std::shared_ptr<RankTransfers> all, SharedTransfers::Group group,
+                                          char* control, std::chrono::milliseconds timeout) {
+    SharedTransfers& added =
+        all->add(std::make_unique<SharedTransfers>(*all, std::move(group), control, timeout));
+    return std::make_shared<GroupUse>(std::move(all), added);
   }
 
-  std::shared_ptr<SharedTransfers> transfers_;
+  HostRanks& host() const { return use_->rank->host(); }
+
+  std::unique_ptr<Work> start(CollectiveCall call) override {
+    return std::make_unique<SharedMemoryWork>(use_, use_->group.start(std::move(call)), rank_in_job(rank()));
+  }
+
+  // The first rank of each group reserves the group's control block among the blocks that ranks share.
+  std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t own,
+                                          RankGroup group) override {
+    const uint64_t id = fnv1a(fnv1a(fnv1a(kFnv1aStart, use_->group.id()), splits_++), uint64_t{own});
+    const std::vector<int>& ranks = groups[own].ranks;
+    const auto place = std::ranges::find(ranks, rank());
+    const auto bytes = static_cast<int64_t>(ControlBlock::bytes(static_cast<int>(ranks.size())));
+    at::Tensor offset = at::zeros({1}, at::kLong);
+    if (place == ranks.begin() && ranks.size() > 1) {
+      const auto reserved = host().blocks->reserve(bytes, static_cast<int>(ranks.size()));
+      offset.fill_(reserved.value_or(kNowhere));
+    }
+    at::Tensor offsets = at::empty({world_size()}, at::kLong);
+    all_gather(offsets, offset, "the groups of ranks")->wait();
+    const int64_t* found = offsets.const_data_ptr<int64_t>();
+    for (const RankGroup& other : groups) {
+      if (found[other.ranks.front()] != kNowhere) continue;
+      throw Error("the memory that ranks share has no room for the " + describe(other));
+    }
+    if (ranks.size() == 1) return make_lone_communicator(std::move(group), timeout());
+    at::Tensor memory = host().blocks->open(found[ranks.front()], bytes, at::kByte);
+    return std::make_shared<SharedMemoryCommunicator>(
+        use_->rank, std::move(group),
+        SharedTransfers::Group{.id = id,
+                               .rank = static_cast<int>(place - ranks.begin()),
+                               .ranks = group.ranks,
+                               .memory = std::move(memory)},
+        timeout(), store_->part("group" + std::to_string(id) + "/"));
+  }
+
+  std::shared_ptr<GroupUse> use_;
   StorePointer store_;
   int boards_ = 0;
+  uint64_t splits_ = 0;
 };
 
 }  // namespace
@@ -85,7 +145,8 @@ std::shared_ptr<Communicator> make_shared_memory_communicator(const Environment&
                                                               std::string& obstacle) {
   std::unique_ptr<HostRanks> ranks = meet_on_host(environment, joined, deadline, obstacle);
   if (!ranks) return nullptr;
-  return std::make_shared<SharedMemoryCommunicator>(environment, std::move(ranks), joined.store);
+  return std::make_shared<SharedMemoryCommunicator>(environment.rank, environment.world_size,
+                                                    environment.timeout, std::move(ranks), joined.store);
 }
 
 }  // namespace zerorun

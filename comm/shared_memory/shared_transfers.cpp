@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <utility>
 
 #include "base/cores.h"
@@ -12,6 +11,7 @@
 #include "base/fnv1a.h"
 #include "comm/nontemporal.h"
 #include "comm/rank_order_sum.h"
+#include "comm/shared_memory/rank_transfers.h"
 
 namespace zerorun {
 namespace {
@@ -50,41 +50,42 @@ bool is_done_for_caller(const SharedTransfers::Transfer& transfer) {
 
 }  // namespace
 
-SharedTransfers::SharedTransfers(std::unique_ptr<HostRanks> ranks, int rank, int world_size,
-                                 milliseconds timeout)
-    : ranks_(std::move(ranks)),
-      control_(ranks_->control),
-      rank_(rank),
-      world_size_(world_size),
+SharedTransfers::SharedTransfers(RankTransfers& rank, Group group, char* control, milliseconds timeout)
+    : all_(rank),
+      group_(std::move(group)),
+      control_(control, group_.rank, group_.ranks, rank.board()),
       timeout_(timeout),
-      spin_(spin_of(world_size)),
-      slices_(world_size) {}
+      spin_(spin_of(rank.board().world_size())),
+      slices_(group_.ranks.size()) {}
 
-SharedTransfers::~SharedTransfers() {
-  try {
-    for (const auto& transfer : std::vector(under_way_)) {
-      if (control_.has_failed(rank_)) return;
-      if (transfer->lends) await(*transfer, is_over, std::min(timeout_, kTransferPatienceWithDropped));
-    }
-  } catch (const std::exception&) {
-    // Ignored, because other ranks that wait for this rank fail too and report the error.
+void SharedTransfers::await_readers() {
+  for (const auto& transfer : std::vector(under_way_)) {
+    if (all_.board().has_failed(in_job(group_.rank))) return;
+    if (!transfer->lends) continue;
+    // Other ranks that wait for this rank fail too, and report the error.
+    if (!wait_for(*transfer, is_over, std::min(timeout_, kTransferPatienceWithDropped)).empty()) return;
   }
 }
 
+std::vector<int> SharedTransfers::in_job(std::vector<int> ranks) const {
+  for (int& rank : ranks) rank = in_job(rank);
+  return ranks;
+}
+
 std::shared_ptr<SharedTransfers::Transfer> SharedTransfers::start(CollectiveCall call) {
-  if (threads_.is_another()) control_.say_threaded();
+  all_.note_thread();
   auto transfer = std::make_shared<Transfer>();
   transfer->call = std::move(call);
   const CollectiveCall& mine = transfer->call;
   transfer->which = {mine.kind, next_[static_cast<size_t>(mine.kind)]};
   free_slot(transfer->which);
   transfer->in_place = (mine.kind == Collective::all_gather || mine.kind == Collective::broadcast) &&
-                       blocks().contains(mine.output.const_data_ptr(), mine.output.nbytes());
+                       all_.host().blocks->contains(mine.output.const_data_ptr(), mine.output.nbytes());
   ZR_CHECK(!transfer->in_place || mine.kind == Collective::broadcast ||
                mine.input.const_data_ptr() ==
-                   static_cast<const char*>(mine.output.const_data_ptr()) + rank_ * mine.input.nbytes(),
+                   static_cast<const char*>(mine.output.const_data_ptr()) + group_.rank * mine.input.nbytes(),
            mine.label);
-  if (others_read(mine, rank_) && !transfer->in_place && mine.input.numel() > 0) lend(*transfer);
+  if (others_read(mine, group_.rank) && !transfer->in_place && mine.input.numel() > 0) lend(*transfer);
   ++next_[static_cast<size_t>(mine.kind)];
   control_.post(transfer->which,
                 {.numel = mine.input.numel(),
@@ -94,19 +95,14 @@ std::shared_ptr<SharedTransfers::Transfer> SharedTransfers::start(CollectiveCall
                  .root = mine.root,
                  .in_place = transfer->in_place},
                 mine.label, mine.reason);
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(all_.mutex());
   under_way_.push_back(transfer);
-  advance_all();
+  all_.advance_all();
   return transfer;
 }
 
 void SharedTransfers::wait(Transfer& transfer) {
-  await(transfer, is_done_for_caller, timeout_);
-}
-
-int64_t SharedTransfers::scratch_bytes() const {
-  std::lock_guard lock(mutex_);
-  return scratch_bytes_;
+  await(transfer, is_done_for_caller);
 }
 
 // A slot is reused every kSlots collectives. If the previous collective in it is still in flight, waits for
@@ -116,57 +112,32 @@ void SharedTransfers::free_slot(Numbered next) {
   next.number -= ControlBlock::kSlots;
   std::shared_ptr<Transfer> earlier;
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(all_.mutex());
     const auto found =
         std::ranges::find_if(under_way_, [&](const auto& transfer) { return transfer->which == next; });
     if (found != under_way_.end()) earlier = *found;
   }
-  if (earlier) await(*earlier, is_over, timeout_);
+  if (earlier) await(*earlier, is_over);
 }
 
 // Makes the input readable for other ranks: directly if it is in the arena, else through a copy. An
 // all-reduce overwrites its input, so its input is always copied.
 void SharedTransfers::lend(Transfer& transfer) {
   const at::Tensor& input = transfer.call.input;
-  const auto place = arena().offset_of(input.const_data_ptr(), input.nbytes());
+  SharedArena& arena = *all_.host().arena;
+  const auto place = arena.offset_of(input.const_data_ptr(), input.nbytes());
   if (place && transfer.call.kind != Collective::all_reduce) {
     transfer.lends = true;
     transfer.offset = *place;
     return;
   }
-  const Block block = take_scratch(static_cast<int64_t>(input.nbytes()));
+  const ArenaScratch::Block block = all_.scratch().take(static_cast<int64_t>(input.nbytes()));
   transfer.offset = block.offset;
   transfer.staged_bytes = block.bytes;
-  std::memcpy(arena().at(block.offset), input.const_data_ptr(), input.nbytes());
+  std::memcpy(arena.at(block.offset), input.const_data_ptr(), input.nbytes());
 }
 
-// Takes the smallest free block that is large enough. If there is none, frees the largest free block and
-// allocates a new one, so the arena's count of blocks never exceeds the largest count that was in use at the
-// same time.
-SharedTransfers::Block SharedTransfers::take_scratch(int64_t bytes) {
-  std::lock_guard lock(mutex_);
-  auto best = scratch_.end();
-  for (auto it = scratch_.begin(); it != scratch_.end(); ++it) {
-    if (it->bytes >= bytes && (best == scratch_.end() || it->bytes < best->bytes)) best = it;
-  }
-  if (best != scratch_.end()) {
-    const Block block = *best;
-    scratch_.erase(best);
-    return block;
-  }
-  const auto largest = std::ranges::max_element(scratch_, {}, &Block::bytes);
-  if (largest != scratch_.end()) {
-    arena().give_back(largest->offset, largest->bytes);
-    scratch_bytes_ -= largest->bytes;
-    scratch_.erase(largest);
-  }
-  const auto offset = arena().take(bytes);
-  if (!offset) throw Error("the memory that ranks share has no room for " + std::to_string(bytes) + " bytes");
-  scratch_bytes_ += bytes;
-  return {*offset, bytes};
-}
-
-void SharedTransfers::advance_all() {
+bool SharedTransfers::advance_all() {
   bool taken = false;
   for (const auto& transfer : under_way_) {
     const bool before = transfer->taken;
@@ -174,13 +145,13 @@ void SharedTransfers::advance_all() {
     taken = taken || transfer->taken != before;
   }
   std::erase_if(under_way_, [](const auto& transfer) { return transfer->over; });
-  if (taken) control_.ring_own();  // another thread may wait for one of these collectives
+  return taken;
 }
 
 void SharedTransfers::advance(Transfer& transfer) {
   if (transfer.over || !transfer.disagreement.empty()) return;
   if (!transfer.taken) {
-    for (; transfer.posted < world_size_; ++transfer.posted) {
+    for (; transfer.posted < world_size(); ++transfer.posted) {
       if (!control_.has_posted(transfer.posted, transfer.which)) return;
       compare(transfer, transfer.posted);
       if (!transfer.disagreement.empty()) return;
@@ -191,60 +162,62 @@ void SharedTransfers::advance(Transfer& transfer) {
     if (!transfer.lends) transfer.call.input.reset();
     control_.finish(transfer.which);
   }
-  while (transfer.finished < world_size_ && control_.has_finished(transfer.finished, transfer.which)) {
+  while (transfer.finished < world_size() && control_.has_finished(transfer.finished, transfer.which)) {
     ++transfer.finished;
   }
-  if (transfer.finished < world_size_) return;
+  if (transfer.finished < world_size()) return;
   transfer.over = true;
-  if (transfer.staged_bytes > 0) scratch_.push_back({transfer.offset, transfer.staged_bytes});
+  if (transfer.staged_bytes > 0) all_.scratch().give_back({transfer.offset, transfer.staged_bytes});
   transfer.call.input.reset();
 }
 
 void SharedTransfers::compare(Transfer& transfer, int other) const {
-  const Posting& mine = control_.posting(rank_, transfer.which);
+  const Posting& mine = control_.posting(group_.rank, transfer.which);
   const Posting& theirs = control_.posting(other, transfer.which);
   if (mine.numel == theirs.numel && mine.label_hash == theirs.label_hash && mine.dtype == theirs.dtype &&
       mine.root == theirs.root && mine.in_place == theirs.in_place) {
     return;
   }
-  transfer.disagreement = describe_disagreement(rank_, words_with_size(rank_, transfer.which), other,
-                                                words_with_size(other, transfer.which));
+  transfer.disagreement =
+      describe_disagreement(in_job(group_.rank), words_with_size(group_.rank, transfer.which), in_job(other),
+                            words_with_size(other, transfer.which));
 }
 
 std::string SharedTransfers::words_with_size(int rank, Numbered which) const {
   const Posting& posting = control_.posting(rank, which);
   return control_.words(rank, which) +
-         (which.kind == Collective::broadcast ? " from rank " + std::to_string(posting.root) : "") + " (" +
-         std::to_string(posting.numel) + " elements of " +
+         (which.kind == Collective::broadcast ? " from rank " + std::to_string(in_job(posting.root)) : "") +
+         " (" + std::to_string(posting.numel) + " elements of " +
          c10::toString(static_cast<at::ScalarType>(posting.dtype)) +
          (posting.in_place != 0 ? " in memory that ranks share)" : ")");
 }
 
 const char* SharedTransfers::lent_by(int rank, const Transfer& transfer) const {
   const int64_t offset = control_.posting(rank, transfer.which).offset;
-  return (rank == rank_ ? ranks_->arena->segment() : ranks_->lent[rank]).data() + offset;
+  const HostRanks& host = all_.host();
+  return (rank == group_.rank ? host.arena->segment() : host.lent[in_job(rank)]).data() + offset;
 }
 
 void SharedTransfers::take_share(const Transfer& transfer) {
   const CollectiveCall& call = transfer.call;
   switch (call.kind) {
     case Collective::reduce_scatter:
-      return take_sum(transfer, static_cast<int64_t>(call.output.nbytes()) * rank_);
+      return take_sum(transfer, static_cast<int64_t>(call.output.nbytes()) * group_.rank);
     case Collective::all_reduce:
       return take_sum(transfer, 0);
     case Collective::all_gather: {
       const size_t bytes = call.input.nbytes();
-      for (int step = 1; step < world_size_; ++step) {
-        const int other = (rank_ + step) % world_size_;
+      for (int step = 1; step < world_size(); ++step) {
+        const int other = (group_.rank + step) % world_size();
         copy_bytes(call.output, other, lent_by(other, transfer), bytes);
       }
-      const char* own = static_cast<const char*>(call.output.const_data_ptr()) + rank_ * bytes;
+      const char* own = static_cast<const char*>(call.output.const_data_ptr()) + group_.rank * bytes;
       if (own != call.input.const_data_ptr())
-        copy_bytes(call.output, rank_, call.input.const_data_ptr(), bytes);
+        copy_bytes(call.output, group_.rank, call.input.const_data_ptr(), bytes);
       return;
     }
     case Collective::broadcast:
-      if (rank_ != call.root) {
+      if (group_.rank != call.root) {
         copy_bytes(call.output, 0, lent_by(call.root, transfer), call.output.nbytes());
       }
       return;
@@ -255,7 +228,7 @@ void SharedTransfers::take_share(const Transfer& transfer) {
 
 // output = the sum over ranks of their input, starting at byte `own_offset` of each input.
 void SharedTransfers::take_sum(const Transfer& transfer, int64_t own_offset) {
-  for (int rank = 0; rank < world_size_; ++rank) slices_[rank] = lent_by(rank, transfer) + own_offset;
+  for (int rank = 0; rank < world_size(); ++rank) slices_[rank] = lent_by(rank, transfer) + own_offset;
   sum_in_rank_order(transfer.call.output, slices_);
 }
 

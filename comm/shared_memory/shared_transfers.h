@@ -1,5 +1,5 @@
-// The collectives of one rank that are in flight, with their progress. Owned by the rank's communicator and
-// by each Work. Any thread, but only one at a time may call start().
+// The collectives of one rank in one group that are in flight, with their progress. Owned by the rank's
+// transfers (rank_transfers.h). Any thread, but only one at a time may call start().
 #pragma once
 
 #include <array>
@@ -13,10 +13,11 @@
 
 #include "comm/communicator.h"
 #include "comm/deadline.h"
-#include "comm/shared_memory/host_ranks.h"
-#include "comm/thread_use.h"
+#include "comm/shared_memory/control_block.h"
 
 namespace zerorun {
+
+class RankTransfers;
 
 class SharedTransfers {
  public:
@@ -35,26 +36,38 @@ class SharedTransfers {
     std::string disagreement;  // the error if ranks posted calls that do not match; else empty
   };
 
-  SharedTransfers(std::unique_ptr<HostRanks> ranks, int rank, int world_size,
-                  std::chrono::milliseconds timeout);
-  /// Waits until other ranks have read this rank's input, at most ten seconds for each collective. Without
-  /// the wait, those ranks could read zeros, because freed memory reads as zeros.
-  ~SharedTransfers();
+  /// What tells a group apart.
+  struct Group {
+    uint64_t id = 0;         // the same on all ranks of the group, and another one for each group
+    int rank = 0;            // this rank's index in `ranks`
+    std::vector<int> ranks;  // as numbers in the job
+    at::Tensor memory = {};  // of the control block, if this object keeps it
+  };
+
+  /// `control` is the group's control block. `rank` has the transfers of this rank in all groups, and
+  /// outlives this object.
+  SharedTransfers(RankTransfers& rank, Group group, char* control, std::chrono::milliseconds timeout);
 
   /// Posts the collective, and processes the input that other ranks have already posted.
   std::shared_ptr<Transfer> start(CollectiveCall call);
   /// Returns when the output is complete and the input may be written again. Throws CommError.
   void wait(Transfer& transfer);
 
-  SharedArena& arena() { return *ranks_->arena; }
-  SharedBlocks& blocks() { return *ranks_->blocks; }
-  int64_t scratch_bytes() const;
+  uint64_t id() const { return group_.id; }
+  /// Call this when nobody uses the group any more.
+  void leave() { left_ = true; }
+  /// Waits until other ranks have read this rank's input, at most ten seconds for each collective.
+  void await_readers();
+
+  // The caller of the next three holds the mutex of RankTransfers.
+
+  /// Whether nobody uses the group, and every rank has read its input.
+  bool has_ended() const { return left_ && under_way_.empty(); }
+  bool has_started(Numbered which) const { return control_.has_posted(group_.rank, which); }
+  /// Does this rank's part of the collectives in flight. Returns whether the output of one is complete since.
+  bool advance_all();
 
  private:
-  struct Block {
-    int64_t offset;
-    int64_t bytes;
-  };
   using Condition = bool (*)(const Transfer&);
   /// The error that a wait will throw if it stays the same.
   struct Stuck {
@@ -62,43 +75,44 @@ class SharedTransfers {
     Deadline::Clock::time_point since;
   };
 
+  int world_size() const { return static_cast<int>(group_.ranks.size()); }
+  int in_job(int rank) const { return group_.ranks[static_cast<size_t>(rank)]; }
+  std::vector<int> in_job(std::vector<int> ranks) const;
   void lend(Transfer& transfer);
-  Block take_scratch(int64_t bytes);
   void free_slot(Numbered next);
 
-  // The caller of these functions holds mutex_.
+  // The caller of these functions holds the mutex.
   void advance(Transfer& transfer);
-  void advance_all();
   void compare(Transfer& transfer, int other) const;
   std::string words_with_size(int rank, Numbered which) const;
   void take_share(const Transfer& transfer);
   void take_sum(const Transfer& transfer, int64_t own_offset);
   const char* lent_by(int rank, const Transfer& transfer) const;
+  bool waits_in_vain(const WaitInGroup& theirs) const;
 
-  void await(Transfer& transfer, Condition done, std::chrono::milliseconds timeout);
+  // These functions return the error that ends the wait, or an empty text.
+  std::string wait_for(Transfer& transfer, Condition done, std::chrono::milliseconds timeout);
+  std::string error_of_others(Transfer& transfer, Condition done, const Deadline& deadline);
+  std::string error_of_order(const Transfer& transfer, Stuck& stuck) const;
+
+  void await(Transfer& transfer, Condition done);
   bool reached(Transfer& transfer, Condition done);
-  void check_on_others(Transfer& transfer, Condition done, const Deadline& deadline);
-  void check_order(const Transfer& transfer, Stuck& stuck);
   std::vector<int> absent(const Transfer& transfer) const;
   std::vector<int> blamed(const Transfer& transfer, const std::vector<int>& absent) const;
   std::string out_of_step(const Transfer& transfer, const std::vector<int>& absent) const;
   std::string words_of_ended(const std::vector<int>& ranks) const;
-  [[noreturn]] void fail(const std::string& message);
+  std::string cause_elsewhere(const std::vector<int>& ranks) const;
 
-  const std::unique_ptr<HostRanks> ranks_;
-  ControlBlock& control_;
-  const int rank_;
-  const int world_size_;
+  RankTransfers& all_;
+  const Group group_;
+  ControlBlock control_;
   const std::chrono::milliseconds timeout_;
   const std::chrono::microseconds spin_;
   std::array<uint64_t, kCollectiveKinds> next_{};
-  ThreadUse threads_;
+  bool left_ = false;
 
-  mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Transfer>> under_way_;  // in the order of start()
   std::vector<const void*> slices_;                   // scratch of take_sum(), kept to avoid allocations
-  std::vector<Block> scratch_;                        // free blocks in the arena for copies of input
-  int64_t scratch_bytes_ = 0;                         // total size of these blocks, free or in use
 };
 
 }  // namespace zerorun

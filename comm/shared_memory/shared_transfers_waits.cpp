@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/shared_memory/rank_transfers.h"
 #include "comm/shared_memory/shared_transfers.h"
 
 namespace zerorun {
@@ -21,80 +22,89 @@ void remove(std::vector<int>& ranks, const auto& condition) {
 
 }  // namespace
 
-void SharedTransfers::await(Transfer& transfer, Condition done, milliseconds timeout) {
-  if (reached(transfer, done)) return;
-  if (threads_.is_another()) control_.say_threaded();
+void SharedTransfers::await(Transfer& transfer, Condition done) {
+  const std::string error = wait_for(transfer, done, timeout_);
+  if (error.empty()) return;
+  all_.board().say_failed(error);
+  throw CommError(error);
+}
+
+std::string SharedTransfers::wait_for(Transfer& transfer, Condition done, milliseconds timeout) {
+  if (reached(transfer, done)) return "";
+  all_.note_thread();
+  RankBoard& board = all_.board();
   const Deadline deadline(timeout);
   Stuck stuck;
   auto look = Deadline::Clock::now() + kLook;
-  control_.say_waiting(transfer.which);
+  board.say_waiting({.group = group_.id, .which = transfer.which}, transfer.call.label, transfer.call.reason);
   for (;;) {
-    const uint32_t bell = control_.bell();
+    const uint32_t bell = board.bell();
     if (reached(transfer, done)) break;
+    if (!transfer.disagreement.empty()) return transfer.disagreement;
     const auto now = Deadline::Clock::now();
     if (now >= look || now >= deadline.end()) {
-      check_on_others(transfer, done, deadline);
-      check_order(transfer, stuck);
+      std::string error = error_of_others(transfer, done, deadline);
+      if (error.empty()) error = error_of_order(transfer, stuck);
+      if (!error.empty()) return error;
       look = now + kLook;
     }
-    control_.sleep(bell, spin_, std::min(kLook, deadline.remaining()));
+    board.sleep(bell, spin_, std::min(kLook, deadline.remaining()));
   }
-  control_.say_waiting(std::nullopt);
+  board.say_waits_no_more();
+  return "";
 }
 
-// Advances `transfer` first, then all others, because other ranks may wait for them. Throws if the ranks
-// disagree about `transfer`.
+// Advances `transfer` first, then all others, because other ranks may wait for them.
 bool SharedTransfers::reached(Transfer& transfer, Condition done) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(all_.mutex());
   advance(transfer);
-  if (done(transfer)) return true;
-  advance_all();
-  if (!transfer.disagreement.empty()) fail(transfer.disagreement);
+  if (!done(transfer)) all_.advance_all();
   return done(transfer);
 }
 
-// Throws if the process of a rank that `transfer` needs has ended, or if the deadline has passed.
-void SharedTransfers::check_on_others(Transfer& transfer, Condition done, const Deadline& deadline) {
-  const std::vector<int> ended = ranks_->processes.ended();
+// The error if the process of a rank that `transfer` needs has ended, or if the deadline has passed.
+std::string SharedTransfers::error_of_others(Transfer& transfer, Condition done, const Deadline& deadline) {
+  const std::vector<int> ended = all_.host().processes.ended();
   const bool late = Deadline::Clock::now() >= deadline.end();
-  if (ended.empty() && !late) return;
-  if (reached(transfer, done)) return;  // the rank did its part before its process ended
+  if (ended.empty() && !late) return "";
+  if (reached(transfer, done)) return "";  // the rank did its part before its process ended
   const std::vector<int> missing = absent(transfer);
-  std::vector<int> gone;
-  std::ranges::set_intersection(missing, ended, std::back_inserter(gone));
-  if (gone.empty() && !late) return;
-  const std::string disagreement = out_of_step(transfer, missing);
-  if (!disagreement.empty()) fail(disagreement);
+  std::vector<int> gone = missing;
+  std::erase_if(gone, [&](int rank) { return !std::ranges::binary_search(ended, in_job(rank)); });
+  if (gone.empty() && !late) return "";
+  if (std::string disagreement = out_of_step(transfer, missing); !disagreement.empty()) return disagreement;
   const std::string what = describe(transfer.call);
-  if (!gone.empty()) fail(what + ": " + words_of_ended(blamed(transfer, gone)));
-  fail(missed_deadline(what, blamed(transfer, missing), deadline.timeout()));
+  const std::vector<int> ranks = in_job(blamed(transfer, gone.empty() ? missing : gone));
+  if (!gone.empty()) return what + ": " + words_of_ended(ranks) + cause_elsewhere(ranks);
+  return missed_deadline(what, ranks, deadline.timeout()) + cause_elsewhere(ranks);
 }
 
-// Throws if a rank that `transfer` needs waits for a collective that this rank has not started. Both then
+// The error if a rank that `transfer` needs waits for a collective that this rank has not started. Both then
 // wait for ever, unless one of them has another thread that starts what is missing. The state of the other
 // rank is read in parts, so the error must have been the same at several looks.
-void SharedTransfers::check_order(const Transfer& transfer, Stuck& stuck) {
-  if (control_.is_threaded(rank_)) return;
+std::string SharedTransfers::error_of_order(const Transfer& transfer, Stuck& stuck) const {
+  const RankBoard& board = all_.board();
+  if (board.is_threaded(in_job(group_.rank))) return "";
   std::vector<int> ranks = absent(transfer);
-  std::erase_if(ranks, [&](int rank) { return control_.is_threaded(rank); });
+  std::erase_if(ranks, [&](int rank) { return board.is_threaded(in_job(rank)); });
   std::string error = out_of_step(transfer, ranks);
   const auto now = Deadline::Clock::now();
   if (error.empty() || error != stuck.error) {
     stuck = {std::move(error), now};
-  } else if (now - stuck.since >= kCertain) {
-    fail(error);
+    return "";
   }
+  return now - stuck.since >= kCertain ? error : "";
 }
 
 // Returns the other ranks that have not posted. If this rank already has its output, returns those that have
 // not finished instead.
 std::vector<int> SharedTransfers::absent(const Transfer& transfer) const {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(all_.mutex());
   std::vector<int> ranks;
-  for (int rank = 0; rank < world_size_; ++rank) {
+  for (int rank = 0; rank < world_size(); ++rank) {
     const bool there = transfer.taken ? control_.has_finished(rank, transfer.which)
                                       : control_.has_posted(rank, transfer.which);
-    if (!there && rank != rank_) ranks.push_back(rank);
+    if (!there && rank != group_.rank) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -104,46 +114,64 @@ std::vector<int> SharedTransfers::absent(const Transfer& transfer) const {
 // is skipped.
 std::vector<int> SharedTransfers::blamed(const Transfer& transfer, const std::vector<int>& absent) const {
   std::vector<int> ranks = absent;
-  remove(ranks, [&](int rank) { return control_.has_failed(rank); });
-  {
-    std::lock_guard lock(mutex_);
-    if (transfer.taken) return ranks;
-  }
+  const RankBoard& board = all_.board();
+  remove(ranks, [&](int rank) { return board.has_failed(in_job(rank)); });
+  std::lock_guard lock(all_.mutex());
+  if (transfer.taken) return ranks;
   remove(ranks, [&](int rank) {
-    const auto theirs = control_.waiting(rank);
-    return theirs && control_.has_posted(rank_, *theirs);
+    const auto theirs = board.waiting(in_job(rank));
+    return theirs && theirs->group == group_.id && has_started(theirs->which);
   });
   return ranks;
 }
 
-// Returns the error if a rank in `absent` waits for a collective that this rank has not started, or if
-// another collective in flight has a disagreement. Returns an empty text otherwise.
+// Whether a wait of another rank needs a collective that this rank, which is in that group too, has not
+// started.
+bool SharedTransfers::waits_in_vain(const WaitInGroup& theirs) const {
+  const SharedTransfers* group = theirs.group == group_.id ? this : all_.find(theirs.group);
+  return group != nullptr && !group->has_started(theirs.which);
+}
+
+// Returns the error if a rank in `absent` waits for a collective, of this group or of another one, that this
+// rank has not started, or if another collective in flight has a disagreement. Returns an empty text
+// otherwise.
 std::string SharedTransfers::out_of_step(const Transfer& transfer, const std::vector<int>& absent) const {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(all_.mutex());
   for (const auto& other : under_way_) {
     if (!other->disagreement.empty()) return other->disagreement;
   }
   if (transfer.taken) return "";
-  for (int rank : absent) {
-    const auto theirs = control_.waiting(rank);
-    if (!theirs || control_.has_posted(rank_, *theirs)) continue;
-    return describe_disagreement(rank_, describe(transfer.call), rank, control_.words(rank, *theirs));
+  const RankBoard& board = all_.board();
+  for (const int rank : in_job(absent)) {
+    const auto theirs = board.waiting(rank);
+    if (!theirs || !waits_in_vain(*theirs)) continue;
+    return describe_disagreement(in_job(group_.rank), describe(transfer.call), rank,
+                                 board.words_of_wait(rank));
   }
   return "";
 }
 
+// `ranks`: as numbers in the job.
 std::string SharedTransfers::words_of_ended(const std::vector<int>& ranks) const {
   std::string processes;
-  for (int rank : ranks) {
-    processes += (processes.empty() ? "" : ", ") + std::to_string(ranks_->processes.process(rank));
+  for (const int rank : ranks) {
+    processes += (processes.empty() ? "" : ", ") + std::to_string(all_.host().processes.process(rank));
   }
   return name_ranks(ranks) + (ranks.size() == 1 ? " has ended (process " : " have ended (processes ") +
          processes + ")";
 }
 
-void SharedTransfers::fail(const std::string& message) {
-  control_.say_failed();
-  throw CommError(message);
+// What the first of `ranks`, numbers in the job, did in another group instead: it has failed there, or waits.
+std::string SharedTransfers::cause_elsewhere(const std::vector<int>& ranks) const {
+  const RankBoard& board = all_.board();
+  for (const int rank : ranks) {
+    const auto wait = board.waiting(rank);
+    if (!wait || wait->group == group_.id) continue;
+    const std::string name = "; rank " + std::to_string(rank);
+    if (board.has_failed(rank)) return name + " had failed before: " + board.failure(rank);
+    return name + " waits for " + board.words_of_wait(rank);
+  }
+  return "";
 }
 
 }  // namespace zerorun

@@ -99,6 +99,7 @@ class Script {
 
   template <typename T>
   void run_type(const std::string& type) {
+    all_reduces_much<T>(" of " + type);
     for (int64_t slice : kSliceSizes) {
       const std::string size = " of " + type + " x " + std::to_string(slice);
       reduce_scatters<T>(size, slice);
@@ -112,6 +113,15 @@ class Script {
         expect("broadcast" + size, tensor, values_of<T>(root, seed_, slice));
       }
     }
+  }
+
+  // Large enough to be summed in two steps, in every dtype; the elements do not divide among the ranks.
+  template <typename T>
+  void all_reduces_much(const std::string& type) {
+    constexpr int64_t kNumel = kLargeSum / 2 + 61;
+    at::Tensor tensor = tensor_of(values_of<T>(rank_, ++seed_, kNumel));
+    comm_.all_reduce(tensor, "script")->wait();
+    expect("large all_reduce" + type, tensor, sum_of_ranks<T>(world_, seed_, kNumel));
   }
 
   template <typename T>
@@ -246,7 +256,7 @@ std::string run_collective_script(Communicator& communicator, ScriptMemory memor
 std::string script_success(int world_size) {
   const int sizes = 5 * 5;                  // dtypes x slice sizes
   const int each = 3 + 3 + 1 + world_size;  // reduce-scatters, all-gathers, all-reduce, broadcasts
-  return std::to_string(sizes * each + 3 * 12 + 6) + " results right";
+  return std::to_string(sizes * each + 5 + 3 * 12 + 6) + " results right";
 }
 
 }  // namespace zerorun::testing

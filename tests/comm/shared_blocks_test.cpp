@@ -11,16 +11,17 @@
 namespace zerorun {
 namespace {
 
+constexpr int kRanks = 2;
 constexpr int64_t kNumel = 64 * kArenaPage;  // elements of 1 byte
 
 // Two ranks' mappings of one segment, and the number of pages that the segment uses.
 struct Pair {
   Pair() {
-    SharedSegment segment = SharedSegment::create("test", static_cast<size_t>(300 * kArenaPage));
+    SharedSegment segment = SharedSegment::create("test", static_cast<size_t>(kRanks * 300 * kArenaPage));
     SharedSegment again = SharedSegment::open(getpid(), segment.descriptor(), segment.bytes(), true);
     descriptor = segment.descriptor();
-    first = std::make_shared<SharedBlocks>(std::move(segment));
-    second = std::make_shared<SharedBlocks>(std::move(again));
+    first = std::make_shared<SharedBlocks>(std::move(segment), 0, kRanks);
+    second = std::make_shared<SharedBlocks>(std::move(again), 1, kRanks);
   }
   int64_t pages() const {
     struct stat facts {};
@@ -58,6 +59,18 @@ TEST_CASE("shared blocks: each rank sees the other's writes; the last user frees
   CHECK(at_index(theirs, 100) == 3);
   theirs.reset();
   CHECK(pair.pages() < 4);
+}
+
+TEST_CASE("shared blocks: each rank reserves in a part of its own") {
+  Pair pair;
+  const auto mine = pair.first->reserve(kNumel, 1);
+  const auto theirs = pair.second->reserve(kNumel, 1);
+  REQUIRE(mine);
+  REQUIRE(theirs);
+  CHECK(*mine == 0);
+  CHECK(*theirs == 300 * kArenaPage);
+  const at::Tensor whole = pair.second->open(*theirs, kNumel, at::kByte);
+  CHECK_FALSE(pair.second->reserve(299 * kArenaPage, 1));
 }
 
 TEST_CASE("shared blocks: a place is reserved again only after all ranks have released it") {

@@ -1,0 +1,228 @@
+// The gloo/*.h headers come from comm/gloo/gloo_declarations.
+#define USE_C10D_GLOO 1
+#include "comm/gloo/gloo_work.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/set.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/rank_order_sum.h"
+
+namespace zerorun {
+namespace {
+
+// The longest time that the destructor of a Work waits if wait() was not called.
+constexpr std::chrono::milliseconds kPatienceWithDropped(10'000);
+
+}  // namespace
+
+at::Tensor GlooScratch::take(int64_t numel, at::ScalarType dtype) {
+  std::lock_guard lock(mutex_);
+  const int64_t wanted = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  auto best = free_.end();
+  auto largest = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    if (largest == free_.end() || it->numel() > largest->numel()) largest = it;
+    if (it->numel() >= wanted && (best == free_.end() || it->numel() < best->numel())) best = it;
+  }
+  at::Tensor bytes;
+  if (best != free_.end()) {
+    bytes = std::move(*best);
+    free_.erase(best);
+  } else {
+    if (largest != free_.end()) {  // all are too small: a new one replaces the largest
+      bytes_ -= largest->numel();
+      free_.erase(largest);
+    }
+    bytes = at::empty({wanted}, at::TensorOptions().dtype(at::kByte));
+    bytes_ += wanted;
+  }
+  return bytes.narrow(0, 0, wanted).view(dtype);
+}
+
+void GlooScratch::give_back(const at::Tensor& tensor) {
+  std::lock_guard lock(mutex_);
+  const int64_t capacity = static_cast<int64_t>(tensor.storage().nbytes());
+  at::Tensor bytes = at::empty({0}, at::TensorOptions().dtype(at::kByte));
+  free_.push_back(bytes.set_(tensor.storage(), 0, {capacity}, {1}));
+}
+
+GlooWork::GlooWork(std::shared_ptr<GlooLinks> links, CollectiveCall call, int tag)
+    : links_(std::move(links)),
+      call_(std::move(call)),
+      tag_(tag),
+      number_(links_->order->count(call_.kind)),
+      timeout_(links_->timeout),
+      rank_(links_->group->getRank()),
+      world_size_(links_->group->getSize()) {
+  start();
+}
+
+GlooWork::~GlooWork() {
+  if (links_->wait_board.broken()) return;
+  timeout_ = std::min(timeout_, kPatienceWithDropped);
+  try {
+    const Deadline deadline(timeout_);
+    finish(receives_, deadline, nullptr);
+    finish(sends_, deadline, nullptr);
+  } catch (const std::exception&) {
+    // The next wait() reports the error.
+  }
+}
+
+void GlooWork::wait() {
+  const Deadline deadline(timeout_);
+  {
+    OrderWatch::Wait wait(*links_->order, call_, number_, [this] { stop(); });
+    finish(receives_, deadline, &wait);
+    finish(sends_, deadline, &wait);
+  }
+  receives_.clear();
+  sends_.clear();
+  if (!received_.defined()) return;
+  std::vector<const void*> slices;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    slices.push_back(rank == rank_ ? own_.const_data_ptr() : received_slot(rank).const_data_ptr());
+  }
+  sum_in_rank_order(call_.output, slices);
+  links_->scratch.give_back(std::exchange(received_, at::Tensor()));
+}
+
+// Posts receives before sends, because Gloo sends a message only once its receiver expects it.
+void GlooWork::start() {
+  switch (call_.kind) {
+    case Collective::reduce_scatter:
+      receive_to_sum(call_.input.narrow(0, rank_ * call_.output.numel(), call_.output.numel()));
+      for_each_peer([&](int peer) {
+        send(peer, call_.input.narrow(0, peer * call_.output.numel(), call_.output.numel()));
+      });
+      break;
+    case Collective::all_gather: {
+      const int64_t slice = call_.input.numel();
+      for_each_peer([&](int peer) { receive(peer, call_.output.narrow(0, peer * slice, slice)); });
+      for_each_peer([&](int peer) { send(peer, call_.input); });
+      at::Tensor own = call_.output.narrow(0, rank_ * slice, slice);
+      if (own.const_data_ptr() != call_.input.const_data_ptr()) own.copy_(call_.input);
+      break;
+    }
+    case Collective::all_reduce:
+    case Collective::barrier:
+      receive_to_sum(call_.input);
+      for_each_peer([&](int peer) { send(peer, call_.input); });
+      break;
+    case Collective::broadcast:
+      if (rank_ == call_.root) {
+        for_each_peer([&](int peer) { send(peer, call_.input); });
+      } else {
+        receive(call_.root, call_.output);
+      }
+      break;
+  }
+}
+
+void GlooWork::receive_to_sum(at::Tensor own) {
+  own_ = std::move(own);
+  received_ = links_->scratch.take(own_.numel() * (world_size_ - 1), own_.scalar_type());
+  for_each_peer([&](int peer) { receive(peer, received_slot(peer)); });
+}
+
+at::Tensor GlooWork::received_slot(int peer) const {
+  return received_.narrow(0, (peer < rank_ ? peer : peer - 1) * own_.numel(), own_.numel());
+}
+
+template <typename Body>
+void GlooWork::for_each_peer(Body body) {
+  for (int step = 1; step < world_size_; ++step) body((rank_ + step) % world_size_);
+}
+
+void GlooWork::send(int peer, at::Tensor tensor) {
+  if (tensor.numel() == 0) return;
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  sends_.push_back(post(peer, [&] { return links_->group->send(tensors, peer, tag_); }));
+}
+
+void GlooWork::receive(int peer, at::Tensor tensor) {
+  if (tensor.numel() == 0) return;
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  receives_.push_back(post(peer, [&] { return links_->group->recv(tensors, peer, tag_); }));
+}
+
+// Starts a message. Does not throw if the connection is already lost: wait() then reports the error.
+template <typename Start>
+GlooWork::PeerMessage GlooWork::post(int peer, Start start) {
+  try {
+    return {peer, start(), ""};
+  } catch (const std::exception& error) {
+    return {peer, nullptr, first_line(error.what())};
+  }
+}
+
+// Returns why the message failed; empty if it was transferred.
+std::string GlooWork::failure_of(PeerMessage& posted, std::chrono::milliseconds timeout) {
+  if (!posted.message) return posted.failure;
+  try {
+    if (posted.message->wait(timeout)) return "";
+    // stop() has ended the wait. A wait that misses its deadline makes Gloo close this rank's connections,
+    // so the ranks that wait for this one fail too.
+    return posted.message->wait(std::chrono::milliseconds(1)) ? "" : "stopped";
+  } catch (const std::exception& error) {
+    return first_line(error.what());
+  }
+}
+
+// Makes wait() end: its messages are given up.
+void GlooWork::stop() {
+  for (const auto* messages : {&receives_, &sends_}) {
+    for (const PeerMessage& posted : *messages) {
+      if (posted.message) posted.message->abort();
+    }
+  }
+}
+
+// Checks every message even after a failure, so that the error names all missing ranks. If a connection is
+// lost, the error does not name ranks that are merely late (Gloo reports a timeout for these).
+void GlooWork::finish(std::vector<PeerMessage>& messages, const Deadline& deadline,
+                      const OrderWatch::Wait* wait) {
+  std::vector<int> lost;
+  std::vector<int> late;
+  std::string reason;
+  for (PeerMessage& posted : messages) {
+    const bool first = lost.empty() && late.empty();
+    const std::string failure =
+        failure_of(posted, first ? deadline.remaining() : std::chrono::milliseconds(1));
+    if (failure.empty()) continue;
+    const bool timed_out =
+        failure.find("Timed out") != std::string::npos || failure.find("timeout") != std::string::npos;
+    (timed_out ? late : lost).push_back(links_->ranks[posted.rank]);
+    if (!timed_out && reason.empty()) reason = failure;
+  }
+  if (lost.empty() && late.empty()) return;
+  links_->wait_board.mark_broken();
+  const std::string error = error_of(lost, late, reason, wait);
+  links_->failures->post(links_->ranks[rank_], error);
+  throw CommError(error);
+}
+
+// `lost`, `late`: as numbers in the job.
+std::string GlooWork::error_of(const std::vector<int>& lost, const std::vector<int>& late,
+                               const std::string& reason, const OrderWatch::Wait* wait) const {
+  if (std::string error = wait ? wait->disagreement() : ""; !error.empty()) {
+    links_->wait_board.publish_failed(call_);
+    return error;
+  }
+  std::vector<int> absent = lost;
+  absent.insert(absent.end(), late.begin(), late.end());
+  if (auto disagreement = links_->wait_board.disagreement(call_, absent)) return *disagreement;
+  const std::string what = describe(call_);
+  const std::string cause = links_->failures->first_of(lost.empty() ? late : lost);
+  if (!lost.empty()) {
+    return what + ": lost the connection to " + name_ranks(lost) + ", which has probably ended (" + reason +
+           ")" + cause;
+  }
+  return missed_deadline(what, late, timeout_) + cause;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,62 @@
+// The transfers of one rank in all of its groups. A wait in one group does this rank's part in all of them:
+// otherwise a collective of another group, started ahead, would stand still meanwhile. Owned by the
+// communicators and by each Work. Any thread.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/shared_memory/arena_scratch.h"
+#include "comm/shared_memory/host_ranks.h"
+#include "comm/shared_memory/shared_transfers.h"
+#include "comm/thread_use.h"
+
+namespace zerorun {
+
+class RankTransfers {
+ public:
+  explicit RankTransfers(std::unique_ptr<HostRanks> ranks);
+  /// Waits until other ranks have read this rank's input, at most ten seconds for each collective. Without
+  /// the wait, those ranks could read zeros, because freed memory reads as zeros.
+  ~RankTransfers();
+
+  /// Adds a group. Its transfers end when the last user has called leave() and every rank has read its input.
+  SharedTransfers& add(std::unique_ptr<SharedTransfers> group);
+  void leave(SharedTransfers& group);
+  /// Returns the group with this number, or null if this rank is not in it. The caller holds mutex().
+  const SharedTransfers* find(uint64_t group) const;
+
+  /// Guards the transfers of all groups.
+  std::mutex& mutex() { return mutex_; }
+  /// Does this rank's part of all collectives in flight that can go on. The caller holds mutex().
+  void advance_all();
+  /// Call this at each use of a communicator of this rank.
+  void note_thread();
+
+  HostRanks& host() { return *ranks_; }
+  RankBoard& board() { return ranks_->board; }
+  ArenaScratch& scratch() { return scratch_; }
+
+ private:
+  const std::unique_ptr<HostRanks> ranks_;
+  ArenaScratch scratch_;
+  ThreadUse threads_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<SharedTransfers>> groups_;
+  bool is_ending_ = false;  // from then on groups_ stays as it is
+};
+
+/// The use of one group by its communicator and by its Works: the last one leaves the group.
+struct GroupUse {
+  GroupUse(std::shared_ptr<RankTransfers> all, SharedTransfers& own) : rank(std::move(all)), group(own) {}
+  ~GroupUse() { rank->leave(group); }
+  GroupUse(const GroupUse&) = delete;
+  GroupUse& operator=(const GroupUse&) = delete;
+
+  const std::shared_ptr<RankTransfers> rank;
+  SharedTransfers& group;
+};
+
+}  // namespace zerorun
