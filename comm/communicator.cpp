@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/fnv1a.h"
 #include "comm/deadline.h"
 
 namespace zerorun {
@@ -97,6 +98,7 @@ namespace {
 std::string fault_of(const std::vector<RankGroup>& groups, int world_size) {
   std::vector<int> seen(static_cast<size_t>(world_size));
   for (const RankGroup& group : groups) {
+    if (group.name.empty()) return "a group of " + name_ranks(group.ranks) + " has no name";
     if (group.ranks.empty() || !std::ranges::is_sorted(group.ranks)) {
       return describe(group) + ": a group has one rank or more, in ascending order";
     }
@@ -121,8 +123,11 @@ std::shared_ptr<Communicator> Communicator::split(const std::vector<RankGroup>& 
   }
   const auto own = std::ranges::find_if(
       groups, [&](const RankGroup& group) { return std::ranges::binary_search(group.ranks, rank_); });
-  std::string label = "splitting the ranks into";
-  for (const RankGroup& group : groups) label += " " + group.name + " " + name_ranks(group.ranks);
+  std::string words;
+  for (const RankGroup& group : groups) words += " " + group.name + " " + name_ranks(group.ranks);
+  // The number stands in front, since a transport may show only the start of a label.
+  const std::string label = "splitting the ranks into " + std::to_string(groups.size()) + " groups (" +
+                            std::to_string(fnv1a(kFnv1aStart, words) % 1'000'000) + "):" + words;
   barrier(label)->wait();  // ranks that split differently are told so
   RankGroup group = *own;
   for (int& rank : group.ranks) rank = rank_in_job(rank);
@@ -178,11 +183,12 @@ std::unique_ptr<Work> Communicator::all_reduce(at::Tensor tensor, std::string la
 std::unique_ptr<Work> Communicator::all_reduce_in_two(const at::Tensor& tensor, const std::string& label) {
   const int64_t slice = tensor.numel() / world_size_;
   const int64_t whole = slice * world_size_;
-  const at::Tensor main = tensor.narrow(0, 0, whole);
-  const at::Tensor own = tensor.narrow(0, rank_ * slice, slice);
+  const at::Tensor flat = tensor.view({-1});
+  const at::Tensor main = flat.narrow(0, 0, whole);
+  const at::Tensor own = flat.narrow(0, rank_ * slice, slice);
   const std::string words = label + " (all_reduce)";
   std::unique_ptr<Work> rest;
-  if (whole < tensor.numel()) rest = all_reduce(tensor.narrow(0, whole, tensor.numel() - whole), label);
+  if (whole < tensor.numel()) rest = all_reduce(flat.narrow(0, whole, tensor.numel() - whole), label);
   reduce_scatter(own, main, words)->wait();
   if (rest) rest->wait();
   return all_gather(main, own, words);
@@ -217,7 +223,8 @@ std::unique_ptr<Work> Communicator::count_and_start(CollectiveCall call) {
   ZR_CHECK(call.input.is_contiguous() && call.output.is_contiguous() && call.output.device() == location &&
                (location == device_->location() || location.is_cpu()),
            call.label);
-  if (!call.label.ends_with(label_suffix_)) call.label += label_suffix_;  // NCCL passes calls on to its control
+  if (!call.label.ends_with(label_suffix_))
+    call.label += label_suffix_;  // NCCL passes calls on to its control
   if (world_size_ > 1) check_not_forked(home_, rank_in_job(rank_), describe(call));
   const std::lock_guard lock(issue_);
   volume_.add(call, rank_, world_size_);

@@ -52,7 +52,7 @@ std::string describe_disagreement(int rank, const std::string& mine, int other_r
 
 /// Some of the ranks of a communicator, which form a communicator of their own.
 struct RankGroup {
-  std::string name;        // for messages, such as "data group at tensor 1"; empty: all ranks of the job
+  std::string name;        // for messages, such as "data group at tensor 1"; empty: all of the job
   std::vector<int> ranks;  // ascending
 };
 /// Returns a text such as "data group at tensor 1 (ranks 1, 3)".
@@ -134,7 +134,8 @@ class Communicator {
   /// Opens a board on which ranks post short texts outside of collectives (comm/notices.h). All ranks must
   /// open their boards in the same order.
   virtual std::unique_ptr<Notices> open_notices() = 0;
-  /// The size in bytes of the buffers that this communicator keeps for collectives.
+  /// The size in bytes of the buffers that this rank keeps for collectives; over shared memory, for those of
+  /// all its groups.
   virtual int64_t scratch_bytes() const { return 0; }
 
   // Collectives take 1-D, contiguous tensors.
@@ -146,8 +147,8 @@ class Communicator {
   [[nodiscard]] std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, std::string label,
                                                  std::string reason = {});
   /// tensor = the sum of all ranks' tensors. Of a few scalars every rank sends its whole tensor to every
-  /// other rank. A CPU tensor of kLargeSum bytes or more is reduce-scattered before this returns, and the
-  /// result all-gathered: as many bytes as these two send.
+  /// other rank. A CPU tensor of kLargeSum bytes or more is reduce-scattered before this returns, which
+  /// waits for all ranks, and the result is all-gathered: as many bytes as these two send.
   [[nodiscard]] std::unique_ptr<Work> all_reduce(at::Tensor tensor, std::string label);
   /// tensor = the tensor of rank `root`.
   [[nodiscard]] std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, std::string label);

@@ -214,8 +214,9 @@ class ThreadCommunicator : public Communicator {
     address.mutable_data_ptr<int64_t>()[0] = reinterpret_cast<int64_t>(&shared);
     at::Tensor addresses = at::empty({world_size()}, at::kLong);
     all_gather(addresses, address, "the groups of ranks")->wait();
-    shared = *reinterpret_cast<const std::shared_ptr<ThreadGroup>*>(
-        addresses.const_data_ptr<int64_t>()[ranks.front()]);
+    if (place != ranks.begin())
+      shared = *reinterpret_cast<const std::shared_ptr<ThreadGroup>*>(
+          addresses.const_data_ptr<int64_t>()[ranks.front()]);
     barrier("the groups of ranks")->wait();
     return std::make_shared<ThreadCommunicator>(std::move(shared), static_cast<int>(place - ranks.begin()),
                                                 std::move(group), timeout(), shares_memory_);

@@ -47,11 +47,13 @@ bool agree(const std::vector<Peer>& peers, bool Peer::*what) {
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(const Environment& environment, std::shared_ptr<CudaDevice> device,
-                                   std::shared_ptr<Communicator> control, const StorePointer& store)
+                                   std::shared_ptr<Communicator> control, const StorePointer& store,
+                                   bool shares_gpu)
     : Communicator(environment.rank, environment.world_size, environment.timeout, *device),
       owned_device_(std::move(device)),
       control_(std::move(control)),
-      store_(store) {
+      store_(store),
+      shares_gpu_(shares_gpu) {
   if (const RankGroup& group = control_->group_of_ranks(); !group.name.empty()) set_group(group);
   if (world_size() == 1) return;
   try {
@@ -72,28 +74,31 @@ void NcclCommunicator::connect(const StorePointer& store) {
   mine.registration = nccl_registration(features);
   mine.nccl_mem_alloc = mine.registration == NcclRegistration::none || nccl_has_memory();
   const std::vector<Peer> peers = exchange_peers(*control_, mine);
-  const bool shared = check_peers(peers, features);
+  shares_gpu_ = check_peers(peers, features) || shares_gpu_;
+  orders_launches_ = agree(peers, &Peer::several_communicators);
   // Ranks that share a GPU do not register memory, because NCCL does not document whether they may.
-  if (!shared && agree(peers, &Peer::nccl_mem_alloc)) registration_ = mine.registration;
+  if (!shares_gpu_ && agree(peers, &Peer::nccl_mem_alloc)) registration_ = mine.registration;
   if (rank() == 0 && registration_ != mine.registration) {
     log_warning(std::string("no memory is registered with NCCL, although ZERORUN_NCCL_REGISTER=") +
                 name_of(mine.registration) + ": " +
-                (shared ? "ranks share a GPU" : "ncclMemAlloc() does not work on every rank"));
+                (shares_gpu_ ? "ranks share a GPU" : "ncclMemAlloc() does not work on every rank"));
   }
 
+  // In a group, ranks have other numbers here than on the board of `control`.
+  const StorePointer board = group_of_ranks().name.empty() ? store : store->part("nccl");
   comms_ = std::make_shared<NcclComms>(device);
   probe_ = std::make_unique<StreamProbe>(device, comms_);
   watchdog_ = std::make_shared<NcclWatchdog>(
       WatchdogOptions{
           .rank = rank(), .world_size = world_size(), .ranks = group_of_ranks().ranks, .timeout = timeout()},
-      *probe_, std::make_unique<StoreCourier>(std::make_shared<WaitBoard>(store, rank()), world_size()));
+      *probe_, std::make_unique<StoreCourier>(std::make_shared<WaitBoard>(board, rank()), world_size()));
   check_ = owned_device_->streams().add_check([watchdog = watchdog_] { watchdog->check(); });
   watchdog_->start();
-  const auto ids = agree_on_ids(store, agree(peers, &Peer::several_communicators) ? 2 : 1);
+  const auto ids = agree_on_ids(store, orders_launches_ ? 2 : 1);
   const size_t slot = watchdog_->begin_on_host("connecting over NCCL");
   const NcclSetup setup = {.rank = rank(),
                            .world_size = world_size(),
-                           .most_blocks = shared ? kBlocksOnSharedGpu : 0,
+                           .most_blocks = shares_gpu_ ? kBlocksOnSharedGpu : 0,
                            .blocking = registration_ == NcclRegistration::none};
   comms_->connect(ids, setup, *watchdog_, slot);
   watchdog_->end(slot);
@@ -101,6 +106,11 @@ void NcclCommunicator::connect(const StorePointer& store) {
 
 std::shared_ptr<Communicator> NcclCommunicator::make_part(const std::vector<RankGroup>& groups, size_t own,
                                                           RankGroup /*group*/) {
+  if (!orders_launches_) {
+    throw UserError(
+        "groups of ranks on GPUs need NCCL_LAUNCH_ORDER_IMPLICIT=1 on every rank, without which several NCCL "
+        "communicators may block each other: do not set it to 0");
+  }
   const std::shared_ptr<Communicator> control = control_->split(groups);
   Environment environment;
   environment.rank = control->rank();
@@ -108,7 +118,7 @@ std::shared_ptr<Communicator> NcclCommunicator::make_part(const std::vector<Rank
   environment.timeout = timeout();
   const std::string name = "group" + std::to_string(splits_++) + "-" + std::to_string(own);
   const StorePointer part = store_ ? store_->part(name) : nullptr;
-  return std::make_shared<NcclCommunicator>(environment, owned_device_, control, part);
+  return std::make_shared<NcclCommunicator>(environment, owned_device_, control, part, shares_gpu_);
 }
 
 NcclComms::Ids NcclCommunicator::agree_on_ids(const StorePointer& store, size_t count) const {

@@ -27,10 +27,11 @@ namespace zerorun {
 class NcclCommunicator : public Communicator {
  public:
   /// Connects the ranks of `control` and `store`. With one rank NCCL is not used and `store` may be null.
+  /// `shares_gpu`: ranks of the job share a GPU, although perhaps none of `control` do.
   /// Throws UserError if ranks share a GPU and NCCL does not support that, or if the NCCL version is
   /// unsuitable. Throws CommError if the ranks do not connect.
   NcclCommunicator(const Environment& environment, std::shared_ptr<CudaDevice> device,
-                   std::shared_ptr<Communicator> control, const StorePointer& store);
+                   std::shared_ptr<Communicator> control, const StorePointer& store, bool shares_gpu = false);
   ~NcclCommunicator() override;
 
   /// Memory of at least kSmallestNcclMemory bytes is registered with NCCL if ZERORUN_NCCL_REGISTER says so
@@ -40,8 +41,8 @@ class NcclCommunicator : public Communicator {
 
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override;
-  /// A group has NCCL communicators of its own on the same GPU. NCCL prevents deadlocks between all of them
-  /// under the conditions of [Note: two communicators] in cuda/nccl_comms.h.
+  /// A group has NCCL communicators of its own on the same GPU. Throws UserError where NCCL does not
+  /// prevent deadlocks between them ([Note: two communicators] in cuda/nccl_comms.h).
   std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t own,
                                           RankGroup group) override;
   void open_group() override;
@@ -59,6 +60,8 @@ class NcclCommunicator : public Communicator {
   std::shared_ptr<Communicator> control_;
   StorePointer store_;  // null with one rank
   int splits_ = 0;
+  bool shares_gpu_;
+  bool orders_launches_ = true;  // NCCL orders the launches of several communicators, on every rank
   NcclRegistration registration_ = NcclRegistration::none;  // of memory from allocate()
   bool grouping_ = false;
   std::vector<CollectiveCall> held_back_;  // calls that the open group holds back

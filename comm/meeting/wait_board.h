@@ -13,6 +13,8 @@
 
 namespace zerorun {
 
+// Ranks are numbers in the job, or, for NCCL, indices in the group.
+
 /// A collective that a rank waits for. `agreed` must be the same on all ranks; `words` appears in messages.
 struct PendingCollective {
   std::string agreed;  // "all_gather of bucket 3, 128 elements"

@@ -94,7 +94,8 @@ size_t control_bytes(int world_size) {
 Own make_own(int rank, int world_size, uint64_t job) {
   constexpr size_t kLeast = size_t{1} << 20;
   const size_t bytes = arena_bytes(world_size);
-  if (bytes < kLeast) throw Error("limits of the process (ulimit -f, ulimit -v) do not allow shared memory");
+  if (bytes < kLeast || blocks_bytes(world_size) / static_cast<size_t>(world_size) < kLeast)
+    throw Error("limits of the process (ulimit -f, ulimit -v) do not allow shared memory");
   Own own;
   own.arena = SharedSegment::create("zerorun arena", bytes);
   if (rank == 0) {

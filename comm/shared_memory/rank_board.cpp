@@ -102,7 +102,7 @@ std::optional<WaitInGroup> RankBoard::waiting(int rank) const {
 
 std::string RankBoard::words_of_wait(int rank) const {
   const auto wait = waiting(rank);
-  if (!wait) return "?";
+  if (!wait) return kNoWait;
   CollectiveCall call{wait->which.kind, {}, {}, 0, load_text(part(rank).label), load_text(part(rank).reason)};
   return describe(call);
 }

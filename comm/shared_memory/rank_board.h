@@ -30,6 +30,8 @@ struct WaitInGroup {
   Numbered which;
 };
 
+inline constexpr char kNoWait[] = "?";
+
 class RankBoard {
  public:
   static size_t bytes(int world_size);
@@ -45,7 +47,7 @@ class RankBoard {
   void say_waiting(const WaitInGroup& wait, std::string_view label, std::string_view reason);
   void say_waits_no_more();
   std::optional<WaitInGroup> waiting(int rank) const;
-  /// The words of the collective that the rank waits for, or waited for last.
+  /// The words of the collective that the rank waits for; kNoWait if it waits for none.
   std::string words_of_wait(int rank) const;
 
   /// Records that this rank's wait has failed, with the error. Other ranks then do not report this rank's

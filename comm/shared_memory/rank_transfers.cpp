@@ -5,13 +5,28 @@
 #include <utility>
 
 namespace zerorun {
+namespace {
+
+// How long the destructor waits for other ranks to read the input of collectives for which wait() was never
+// called.
+constexpr std::chrono::milliseconds kPatienceWithReaders(10'000);
+
+}  // namespace
 
 RankTransfers::RankTransfers(std::unique_ptr<HostRanks> ranks)
     : ranks_(std::move(ranks)), scratch_(*ranks_->arena) {}
 
 RankTransfers::~RankTransfers() {
+  if (!home_.is_current()) return;
   is_ending_ = true;
-  for (const auto& group : groups_) group->await_readers();
+  const Deadline deadline(kPatienceWithReaders);
+  try {
+    for (const auto& group : groups_) {
+      if (!group->await_readers(deadline)) return;
+    }
+  } catch (const std::exception&) {
+    // Ignored: the collective's own start() or wait() has thrown this already.
+  }
 }
 
 SharedTransfers& RankTransfers::add(std::unique_ptr<SharedTransfers> group) {
@@ -22,7 +37,11 @@ SharedTransfers& RankTransfers::add(std::unique_ptr<SharedTransfers> group) {
 void RankTransfers::leave(SharedTransfers& group) {
   std::lock_guard lock(mutex_);
   group.leave();
-  advance_all();
+  try {
+    advance_all();
+  } catch (const std::exception&) {
+    // Ignored for the same reason as in the destructor.
+  }
 }
 
 const SharedTransfers* RankTransfers::find(uint64_t group) const {

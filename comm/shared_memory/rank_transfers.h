@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/process.h"
 #include "comm/shared_memory/arena_scratch.h"
 #include "comm/shared_memory/host_ranks.h"
 #include "comm/shared_memory/shared_transfers.h"
@@ -18,13 +19,13 @@ namespace zerorun {
 class RankTransfers {
  public:
   explicit RankTransfers(std::unique_ptr<HostRanks> ranks);
-  /// Waits until other ranks have read this rank's input, at most ten seconds for each collective. Without
-  /// the wait, those ranks could read zeros, because freed memory reads as zeros.
+  /// Waits until other ranks have read this rank's input, at most ten seconds. Without the wait, those ranks
+  /// could read zeros, because freed memory reads as zeros.
   ~RankTransfers();
 
   /// Adds a group. Its transfers end when the last user has called leave() and every rank has read its input.
   SharedTransfers& add(std::unique_ptr<SharedTransfers> group);
-  void leave(SharedTransfers& group);
+  void leave(SharedTransfers& group);  // never throws
   /// Returns the group with this number, or null if this rank is not in it. The caller holds mutex().
   const SharedTransfers* find(uint64_t group) const;
 
@@ -40,6 +41,7 @@ class RankTransfers {
   ArenaScratch& scratch() { return scratch_; }
 
  private:
+  HomeProcess home_;
   const std::unique_ptr<HostRanks> ranks_;
   ArenaScratch scratch_;
   ThreadUse threads_;
@@ -51,12 +53,15 @@ class RankTransfers {
 /// The use of one group by its communicator and by its Works: the last one leaves the group.
 struct GroupUse {
   GroupUse(std::shared_ptr<RankTransfers> all, SharedTransfers& own) : rank(std::move(all)), group(own) {}
-  ~GroupUse() { rank->leave(group); }
+  ~GroupUse() {
+    if (home.is_current()) rank->leave(group);  // a forked child must not act for its parent
+  }
   GroupUse(const GroupUse&) = delete;
   GroupUse& operator=(const GroupUse&) = delete;
 
   const std::shared_ptr<RankTransfers> rank;
   SharedTransfers& group;
+  const HomeProcess home = {};
 };
 
 }  // namespace zerorun

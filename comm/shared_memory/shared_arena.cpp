@@ -28,7 +28,7 @@ size_t limit_of(int resource) {
 // its 128 TiB of address space and within RLIMIT_AS. Each arena is a file, and growing a file beyond
 // RLIMIT_FSIZE would kill the process.
 size_t arena_bytes(int world_size) {
-  constexpr size_t kAddresses = size_t{32} << 40;
+  constexpr size_t kAddresses = size_t{16} << 40;
   const size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   const size_t most = std::min({memory, kAddresses / world_size, limit_of(RLIMIT_FSIZE),
                                 limit_of(RLIMIT_AS) / 4 / static_cast<size_t>(world_size)});

@@ -117,19 +117,22 @@ class SharedMemoryCommunicator : public Communicator {
     at::Tensor offsets = at::empty({world_size()}, at::kLong);
     all_gather(offsets, offset, "the groups of ranks")->wait();
     const int64_t* found = offsets.const_data_ptr<int64_t>();
+    at::Tensor memory;
+    if (ranks.size() > 1 && found[ranks.front()] != kNowhere) {
+      memory = host().blocks->open(found[ranks.front()], bytes, at::kByte);
+    }
     for (const RankGroup& other : groups) {
       if (found[other.ranks.front()] != kNowhere) continue;
       throw Error("the memory that ranks share has no room for the " + describe(other));
     }
     if (ranks.size() == 1) return make_lone_communicator(std::move(group), timeout());
-    at::Tensor memory = host().blocks->open(found[ranks.front()], bytes, at::kByte);
     return std::make_shared<SharedMemoryCommunicator>(
         use_->rank, std::move(group),
         SharedTransfers::Group{.id = id,
                                .rank = static_cast<int>(place - ranks.begin()),
                                .ranks = group.ranks,
                                .memory = std::move(memory)},
-        timeout(), store_->part("group" + std::to_string(id) + "/"));
+        timeout(), store_->part("group" + std::to_string(id)));
   }
 
   std::shared_ptr<GroupUse> use_;

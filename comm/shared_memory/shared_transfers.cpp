@@ -18,10 +18,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long the destructor waits for other ranks to read the input of a collective, if wait() was never called
-// for it.
-constexpr milliseconds kTransferPatienceWithDropped(10'000);
-
 // How long a wait spins before it sleeps. Ranks spin only if every thread of every rank has a core: otherwise
 // spinning would slow down the rank that is waited for. The spin is longer than a wake-up takes; with a
 // shorter spin two ranks would keep finding each other asleep, and every collective would cost a wake-up.
@@ -58,13 +54,14 @@ SharedTransfers::SharedTransfers(RankTransfers& rank, Group group, char* control
       spin_(spin_of(rank.board().world_size())),
       slices_(group_.ranks.size()) {}
 
-void SharedTransfers::await_readers() {
+bool SharedTransfers::await_readers(const Deadline& deadline) {
   for (const auto& transfer : std::vector(under_way_)) {
-    if (all_.board().has_failed(in_job(group_.rank))) return;
+    if (all_.board().has_failed(in_job(group_.rank))) return false;
     if (!transfer->lends) continue;
     // Other ranks that wait for this rank fail too, and report the error.
-    if (!wait_for(*transfer, is_over, std::min(timeout_, kTransferPatienceWithDropped)).empty()) return;
+    if (!wait_for(*transfer, is_over, std::min(timeout_, deadline.remaining())).empty()) return false;
   }
+  return true;
 }
 
 std::vector<int> SharedTransfers::in_job(std::vector<int> ranks) const {

@@ -36,7 +36,7 @@ class SharedTransfers {
     std::string disagreement;  // the error if ranks posted calls that do not match; else empty
   };
 
-  /// What tells a group apart.
+  /// What identifies a group.
   struct Group {
     uint64_t id = 0;         // the same on all ranks of the group, and another one for each group
     int rank = 0;            // this rank's index in `ranks`
@@ -56,8 +56,9 @@ class SharedTransfers {
   uint64_t id() const { return group_.id; }
   /// Call this when nobody uses the group any more.
   void leave() { left_ = true; }
-  /// Waits until other ranks have read this rank's input, at most ten seconds for each collective.
-  void await_readers();
+  /// Waits until other ranks have read this rank's input. Returns false if they have not by the deadline, or
+  /// if this rank has failed.
+  bool await_readers(const Deadline& deadline);
 
   // The caller of the next three holds the mutex of RankTransfers.
 
@@ -97,6 +98,7 @@ class SharedTransfers {
 
   void await(Transfer& transfer, Condition done);
   bool reached(Transfer& transfer, Condition done);
+  std::string disagreement_of(const Transfer& transfer) const;
   std::vector<int> absent(const Transfer& transfer) const;
   std::vector<int> blamed(const Transfer& transfer, const std::vector<int>& absent) const;
   std::string out_of_step(const Transfer& transfer, const std::vector<int>& absent) const;

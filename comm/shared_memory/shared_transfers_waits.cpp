@@ -40,7 +40,7 @@ std::string SharedTransfers::wait_for(Transfer& transfer, Condition done, millis
   for (;;) {
     const uint32_t bell = board.bell();
     if (reached(transfer, done)) break;
-    if (!transfer.disagreement.empty()) return transfer.disagreement;
+    if (std::string error = disagreement_of(transfer); !error.empty()) return error;
     const auto now = Deadline::Clock::now();
     if (now >= look || now >= deadline.end()) {
       std::string error = error_of_others(transfer, done, deadline);
@@ -60,6 +60,11 @@ bool SharedTransfers::reached(Transfer& transfer, Condition done) {
   advance(transfer);
   if (!done(transfer)) all_.advance_all();
   return done(transfer);
+}
+
+std::string SharedTransfers::disagreement_of(const Transfer& transfer) const {
+  std::lock_guard lock(all_.mutex());
+  return transfer.disagreement;
 }
 
 // The error if the process of a rank that `transfer` needs has ended, or if the deadline has passed.
@@ -169,7 +174,8 @@ std::string SharedTransfers::cause_elsewhere(const std::vector<int>& ranks) cons
     if (!wait || wait->group == group_.id) continue;
     const std::string name = "; rank " + std::to_string(rank);
     if (board.has_failed(rank)) return name + " had failed before: " + board.failure(rank);
-    return name + " waits for " + board.words_of_wait(rank);
+    const std::string words = board.words_of_wait(rank);
+    if (words != kNoWait) return name + " waits for " + words;
   }
   return "";
 }

@@ -96,6 +96,21 @@ TEST_CASE("mesh: ranks that differ on the groups are told so") {
     CHECK_THAT(error, Contains("ranks disagree") && Contains("splitting"));
 }
 
+TEST_CASE("mesh: a large all-reduce counts as the two collectives that it is made of") {
+  run_ranks(4, [](std::shared_ptr<Communicator> world) {
+    const Mesh mesh(world, {.data = 2, .tensor = 2});
+    Communicator& group = mesh.data();
+    group.volume().reset();
+    world->volume().reset();
+    at::Tensor large = at::ones({kLargeSum});  // 4 bytes each
+    group.all_reduce(large, "sum")->wait();
+    CHECK(group.volume().elements(Collective::reduce_scatter) == kLargeSum / 2);
+    CHECK(group.volume().elements(Collective::all_gather) == kLargeSum / 2);
+    CHECK(group.volume().elements(Collective::all_reduce) == 0);
+    CHECK(world->volume().elements(Collective::reduce_scatter) == 0);
+  });
+}
+
 TEST_CASE("mesh: a split must place every rank in one group") {
   run_ranks(3, [](std::shared_ptr<Communicator> world) {
     const auto splitting = [&](const std::vector<RankGroup>& groups) { return world->split(groups); };
@@ -104,6 +119,8 @@ TEST_CASE("mesh: a split must place every rank in one group") {
                       Contains("rank 1 is in two groups"));
     CHECK_THROWS_WITH(splitting({{"first", {0, 1, 3}}}), Contains("there is no rank 3 among 3"));
     CHECK_THROWS_WITH(splitting({{"first", {2, 1, 0}}}), Contains("in ascending order"));
+    CHECK_THROWS_WITH(splitting({{"", {0, 1, 2}}}), Contains("has no name"));
+    CHECK_THROWS_WITH(splitting({{"first", {0, 1, 2}}, {"second", {}}}), Contains("one rank or more"));
   });
 }
 
