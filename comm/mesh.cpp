@@ -38,66 +38,29 @@ std::vector<RankGroup> groups_along(MeshAxis axis, const MeshSizes& sizes, int w
   return in_order;
 }
 
-int size_along(MeshAxis axis, const MeshSizes& sizes) {
-  return axis == MeshAxis::data ? sizes.data : axis == MeshAxis::tensor ? sizes.tensor : sizes.pipeline;
-}
-
 }  // namespace
 
-const char* name_of(MeshAxis axis) {
-  constexpr std::array kNames = {"data", "tensor", "pipeline"};
-  return kNames[static_cast<size_t>(axis)];
-}
-
-MeshSizes MeshSizes::resolved(int world_size) const {
-  const std::string ranks = std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks");
-  if (data < 0 || tensor < 1 || pipeline < 1) {
-    throw UserError("a mesh of data " + std::to_string(data) + ", tensor " + std::to_string(tensor) +
-                    ", pipeline " + std::to_string(pipeline) +
-                    ": each size must be at least 1 (data 0: the " + "ranks that the others leave)");
-  }
-  const int64_t model = int64_t{tensor} * pipeline;
-  MeshSizes result = *this;
-  if (data == 0 && world_size % model == 0) result.data = static_cast<int>(world_size / model);
-  if (result.data * model == world_size) return result;
-  throw UserError("a mesh of " + (data == 0 ? "" : "data " + std::to_string(data) + " x ") + "tensor " +
-                  std::to_string(tensor) + " x pipeline " + std::to_string(pipeline) + " does not fit " +
-                  ranks + ": the sizes must multiply to the number of ranks");
-}
-
-MeshCoordinates coordinates_of(int rank, const MeshSizes& sizes) {
-  return {.data = rank / sizes.tensor % sizes.data,
-          .tensor = rank % sizes.tensor,
-          .pipeline = rank / sizes.tensor / sizes.data};
-}
-
-int rank_at(const MeshCoordinates& coordinates, const MeshSizes& sizes) {
-  return (coordinates.pipeline * sizes.data + coordinates.data) * sizes.tensor + coordinates.tensor;
-}
-
-std::string describe(const MeshCoordinates& coordinates, const MeshSizes& sizes) {
-  std::string text;
-  const auto add = [&](MeshAxis axis, int value) {
-    if (size_along(axis, sizes) == 1) return;
-    text += (text.empty() ? "" : ", ") + std::string(name_of(axis)) + " " + std::to_string(value);
-  };
-  add(MeshAxis::data, coordinates.data);
-  add(MeshAxis::tensor, coordinates.tensor);
-  add(MeshAxis::pipeline, coordinates.pipeline);
-  return text;
-}
-
-Mesh::Mesh(std::shared_ptr<Communicator> world) : Mesh(std::move(world), MeshSizes{}) {}
+Mesh::Mesh(std::shared_ptr<Communicator> world)
+    : world_(std::move(world)),
+      sizes_(MeshSizes().resolved(world_->world_size())),
+      coordinates_(coordinates_of(world_->rank(), sizes_)),
+      axes_({world_}) {}
 
 Mesh::Mesh(std::shared_ptr<Communicator> world, const MeshSizes& sizes)
     : world_(std::move(world)),
       sizes_(sizes.resolved(world_->world_size())),
       coordinates_(coordinates_of(world_->rank(), sizes_)) {
+  const int ranks = world_->world_size();
   for (const MeshAxis axis : {MeshAxis::data, MeshAxis::tensor, MeshAxis::pipeline}) {
-    const bool whole = size_along(axis, sizes_) == world_->world_size();
-    axes_[static_cast<size_t>(axis)] =
-        whole ? world_ : world_->split(groups_along(axis, sizes_, world_->world_size()));
+    const bool whole = size_along(axis, sizes_) == ranks;
+    axes_[static_cast<size_t>(axis)] = whole ? world_ : world_->split(groups_along(axis, sizes_, ranks));
   }
+}
+
+Communicator& Mesh::along(MeshAxis axis) const {
+  const auto& communicator = axes_[static_cast<size_t>(axis)];
+  ZR_CHECK(communicator, std::string("a mesh without sizes has no ") + name_of(axis) + " groups");
+  return *communicator;
 }
 
 }  // namespace zerorun

@@ -16,14 +16,15 @@ std::optional<int64_t> product(std::optional<int64_t> a, int64_t b) {
   return result;
 }
 
-std::string in_ranks(int64_t count) {
-  return std::to_string(count) + (count == 1 ? " rank" : " ranks");
-}
-
 struct BatchKeys {
   std::optional<int64_t> train;
   std::optional<int64_t> micro;
   std::optional<int64_t> steps;
+  bool has_mesh;  // only the data ranks of the mesh count
+
+  std::string in_ranks(int64_t count) const {
+    return std::to_string(count) + (has_mesh ? " data" : "") + (count == 1 ? " rank" : " ranks");
+  }
 };
 
 /// Writes the given factors of the global batch as text. `world` is absent if the number of ranks is unknown.
@@ -32,7 +33,7 @@ std::string factors(const BatchKeys& keys, std::optional<int> world) {
   const auto add = [&](const std::string& factor) { text += (text.empty() ? "" : " x ") + factor; };
   if (keys.micro) add(std::string(micro_key) + " " + std::to_string(*keys.micro));
   if (keys.steps) add(std::string(steps_key) + " " + std::to_string(*keys.steps));
-  if (world) add(in_ranks(*world));
+  if (world) add(keys.in_ranks(*world));
   return text;
 }
 
@@ -52,7 +53,7 @@ bool check_sizes(const Resolution& resolution, const BatchKeys& keys, std::optio
   const bool all_given = keys.micro && keys.steps;
   const bool fits_some_ranks = of_rank && train % *of_rank == 0;
   if (all_given && world && of_all != train) {
-    const std::string ranks = fits_some_ranks ? ", or run " + in_ranks(train / *of_rank) : "";
+    const std::string ranks = fits_some_ranks ? ", or run " + keys.in_ranks(train / *of_rank) : "";
     resolution.report(train_key, factors(keys, world) + (of_all ? " = " + std::to_string(*of_all) : ""),
                       found, "leave out one of the three batch sizes, or change one" + ranks);
     return false;
@@ -64,8 +65,8 @@ bool check_sizes(const Resolution& resolution, const BatchKeys& keys, std::optio
     return false;
   }
   if (all_given && !world) {
-    resolution.note(train_key, found + " is " + factors(keys, world) + " x " + in_ranks(train / *of_rank) +
-                                   ": a run needs exactly that many");
+    resolution.note(train_key, found + " is " + factors(keys, world) + " x " +
+                                   keys.in_ranks(train / *of_rank) + ": a run needs exactly that many");
   }
   return true;
 }
@@ -82,7 +83,7 @@ BatchConfig multiply(const BatchKeys& keys, int world) {
 
 }  // namespace
 
-BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> world_size) {
+BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> data_ranks, bool has_mesh) {
   Settings& settings = resolution.settings;
   bool open = false;  // one of the three keys is "auto" without a value
   for (const std::string_view key : {train_key, micro_key, steps_key}) {
@@ -91,7 +92,7 @@ BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> world
     open = open || settings.undecided(key);
   }
   const BatchKeys keys{settings.get<int64_t>(train_key), settings.get<int64_t>(micro_key),
-                       settings.get<int64_t>(steps_key)};
+                       settings.get<int64_t>(steps_key), has_mesh};
   if (!keys.train && !keys.micro) {
     const bool automatic = settings.find(train_key) || settings.find(micro_key);
     if (automatic && resolution.purpose == Purpose::check) return {};
@@ -99,8 +100,8 @@ BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> world
                       "write one of them, such as \"train_micro_batch_size_per_gpu\": 4");
     return {};
   }
-  if (!check_sizes(resolution, keys, world_size) || open || !world_size) return {};
-  const BatchConfig batch = multiply(keys, *world_size);
+  if (!check_sizes(resolution, keys, data_ranks) || open || !data_ranks) return {};
+  const BatchConfig batch = multiply(keys, *data_ranks);
   settings.derive(train_key, batch.train_batch_size);
   settings.derive(micro_key, batch.micro_batch_size_per_gpu);
   settings.derive(steps_key, batch.gradient_accumulation_steps);

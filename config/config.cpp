@@ -13,7 +13,8 @@ namespace {
 
 /// Makes the Config from settings that have passed the checks against the key table. Applies the rules that
 /// involve several keys.
-Config resolve(const Resolution& resolution, std::optional<int> world_size) {
+Config resolve(const Resolution& resolution, std::optional<int> world_size,
+               const std::optional<MeshSizes>& mesh = {}) {
   const Settings& settings = resolution.settings;
   for (const std::string_view section : {"optimizer", "scheduler"}) {
     const std::string type = std::string(section) + ".type";
@@ -21,7 +22,10 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size) {
     resolution.report(type, expected_of(row_of(type)), "nothing", advice_of(row_of(type)));
   }
   Config config;
-  config.batch = resolve_batch(resolution, world_size);
+  config.mesh = resolve_mesh(resolution, world_size, mesh);
+  std::optional<int> data_ranks = world_size;
+  if (world_size && config.mesh) data_ranks = config.mesh->resolved(*world_size).data;
+  config.batch = resolve_batch(resolution, data_ranks, config.mesh.has_value());
   config.optimizer = resolve_optimizer(resolution);
   config.scheduler = resolve_scheduler(resolution);
   config.zero = resolve_zero(resolution);
@@ -96,7 +100,7 @@ Config parse(std::string_view text, const std::string& origin, const LoadOptions
       *document,
       {.purpose = Purpose::run, .arguments = options.arguments, .hidden_size = options.hidden_size},
       diagnostics);
-  Config config = resolve({settings, diagnostics, Purpose::run}, options.world_size);
+  Config config = resolve({settings, diagnostics, Purpose::run}, options.world_size, options.mesh);
   note_foreign_file(text, diagnostics);
   diagnostics.throw_if_any();
   for (const Diagnostic& diagnostic : diagnostics.messages()) {

@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/mesh_sizes.h"
 
 namespace zerorun {
 
-/// Invariant: train_batch_size = micro_batch_size_per_gpu x gradient_accumulation_steps x world size.
+/// Invariant: train_batch_size = micro_batch_size_per_gpu x gradient_accumulation_steps x number of data
+/// ranks.
 struct BatchConfig {
   int64_t train_batch_size = 1;
   int64_t micro_batch_size_per_gpu = 1;
@@ -253,6 +255,8 @@ struct Config {
   double gradient_predivide_factor = 1.0;
   bool average_gradients = true;        // true: average over ranks; false: sum
   bool node_local_checkpoints = false;  // hosts may have no common folder for checkpoints
+  /// From zerorun.mesh, else LoadOptions::mesh; absent: all ranks are data ranks.
+  std::optional<MeshSizes> mesh;
   /// Messages about settings that do not take effect as written, one line each. Warnings are about features
   /// that are not supported, old names, and values in an unusual form. Notes are about settings without an
   /// effect, and values of "auto".
@@ -266,7 +270,9 @@ struct Config {
 using Arguments = std::map<std::string, std::variant<bool, int64_t, double, std::vector<double>>>;
 
 struct LoadOptions {
-  int world_size = 1;
+  int world_size = 1;  // all ranks of the job
+  /// The mesh that the program wants; it must be that of zerorun.mesh, if the file has one.
+  std::optional<MeshSizes> mesh = {};
   Arguments arguments = {};  // used only for keys that are "auto" in the file
   /// The model's hidden size h, from which "auto" gets a value: reduce_bucket_size is h x h,
   /// stage3_prefetch_bucket_size is 0.9 h x h, and stage3_param_persistence_threshold is 10 h.

@@ -180,12 +180,13 @@ void CudaDevice::add_scaled(const at::Tensor& to, const at::Tensor& from, float 
   ZR_CUDA(cuda::add_scaled(launch(), target(to), source(from), to.numel(), factor, {}));
 }
 
-void CudaDevice::add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) {
+void CudaDevice::add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number,
+                             double weight) {
   check_here(tally);
   if (values.numel() == 0) return;
   const cuda::Launch given = launch();
   ZR_CUDA(cuda::add_squares(given, tally_in(tally), scratch_of(given.stream), source(values), values.numel(),
-                            number));
+                            number, weight));
 }
 
 void CudaDevice::publish(const at::Tensor& exchange, const at::Tensor& tally, int rank, int ranks) {

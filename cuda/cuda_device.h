@@ -51,7 +51,7 @@ class CudaDevice : public Device {
                   const FiniteCheck& finite_check) override;
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
   void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
-  void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) override;
+  void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number, double weight) override;
   void publish(const at::Tensor& exchange, const at::Tensor& tally, int rank, int ranks) override;
   void decide(const at::Tensor& exchange, int ranks, const StepRule& rule) override;
   void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) override;

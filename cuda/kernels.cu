@@ -58,7 +58,7 @@ __device__ double sum_of_block(double* sums, double own) {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    add_squares_kernel(Squares<T> squares, int parts, SquaresScratch* scratch, Tally* tally) {
+    add_squares_kernel(Squares<T> squares, int parts, double weight, SquaresScratch* scratch, Tally* tally) {
   __shared__ double sums[kThreads];
   __shared__ bool is_last;
   const int thread = static_cast<int>(threadIdx.x);
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!is_last) return;
   __threadfence();
   const double total = sum_of_block(sums, sum_of_parts(scratch->parts, parts, thread));
-  if (thread == 0) tally->squares += total;
+  if (thread == 0) tally->squares += weight * total;
 }
 
 __global__ void publish_kernel(Tally* tally, double* exchange, int rank, int ranks) {
@@ -182,7 +182,7 @@ cudaError_t add_scaled(const Launch& launch, Target to, Source from, int64_t num
 }
 
 cudaError_t add_squares(const Launch& launch, Tally* tally, SquaresScratch* scratch, Source values,
-                        int64_t numel, int64_t number) {
+                        int64_t numel, int64_t number, double weight) {
   if (numel == 0) return cudaSuccess;
   return with_type(values.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -190,7 +190,7 @@ cudaError_t add_squares(const Launch& launch, Tally* tally, SquaresScratch* scra
                              reinterpret_cast<uintptr_t>(values.values) % kAccess == 0};
     const int parts = parts_of(numel);
     return start(launch.stream, std::min<int64_t>(parts, launch.max_blocks), kThreads, add_squares_kernel<T>,
-                 squares, parts, scratch, tally);
+                 squares, parts, weight, scratch, tally);
   });
 }
 

@@ -48,7 +48,7 @@ cudaError_t add_scaled(const Launch& launch, Target to, Source from, int64_t num
                        FiniteCheck check);
 /// `scratch` must be zero before its first use. Calls with the same scratch must not overlap.
 cudaError_t add_squares(const Launch& launch, Tally* tally, SquaresScratch* scratch, Source values,
-                        int64_t numel, int64_t number);
+                        int64_t numel, int64_t number, double weight);
 cudaError_t publish(cudaStream_t stream, Tally* tally, double* exchange, int rank, int ranks);
 /// Reads the exchanged elements of all ranks and writes the StepFacts after them.
 cudaError_t decide(cudaStream_t stream, double* exchange, int ranks, const StepRule& rule);

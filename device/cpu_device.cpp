@@ -97,9 +97,10 @@ void CpuDevice::add_scaled(const at::Tensor& to, const at::Tensor& from, float f
   zerorun::add_scaled(to, from, factor);
 }
 
-void CpuDevice::add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) {
+void CpuDevice::add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number,
+                            double weight) {
   const double squares = sum_of_squares(values.const_data_ptr(), dtype_of(values), values.numel());
-  tally_in(tally).squares += squares;
+  tally_in(tally).squares += weight * squares;
   if (!std::isfinite(squares)) tell(tally_in(tally).sum, number + first_not_finite(values));
 }
 

@@ -85,9 +85,11 @@ class Device {
   virtual void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) = 0;
   virtual void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) = 0;
 
-  /// Adds the sum of squares of `values` in float64 to `tally`; the same values give the same bits. Reports
-  /// the first value that is not finite as `number` + its position.
-  virtual void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) = 0;
+  /// Adds `weight` times the sum of squares of `values` in float64 to `tally`; the same values give the same
+  /// bits. Reports the first value that is not finite as `number` + its position. Weight 0: values that
+  /// another rank counts; the sum still becomes NaN if one of them is not finite.
+  virtual void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number,
+                           double weight) = 0;
   /// Writes `tally` to `exchange` ([Note: exchange]) and resets `tally` to zeros.
   virtual void publish(const at::Tensor& exchange, const at::Tensor& tally, int rank, int ranks) = 0;
   /// Computes the StepFacts from the all-reduced elements of `exchange`, and stores them in `exchange` after

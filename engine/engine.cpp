@@ -103,11 +103,11 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   check_schedules(config, options);
   check_offload_options(config, options);
   ModelParameters parameters = collect_parameters(model, config, options);
-  auto communicator = options.communicator ? options.communicator : connect();
-  check_world_size(config, communicator->world_size());
-  check_ranks_agree(parameters, describe_settings(config, options), *communicator);
-  write_resolved_config(config, options.output_folder, *communicator);
-  if (communicator->rank() == 0) {
+  Mesh mesh = make_mesh(config, options, options.communicator ? options.communicator : connect());
+  check_data_size(config, mesh);
+  check_ranks_agree(parameters, describe_settings(config, options), mesh);
+  write_resolved_config(config, options.output_folder, mesh.world());
+  if (mesh.world().rank() == 0) {
     for (const std::string& warning : config.warnings) log_warning(warning);
     if (options.log_config) {
       for (const std::string& note : config.notes) log_info(note);
@@ -115,9 +115,9 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
     log_adam(config);
     log_precision(config.precision);
   }
-  auto state = kept_by_forks(std::make_shared<EngineState>(std::move(model), config, std::move(communicator),
+  auto state = kept_by_forks(std::make_shared<EngineState>(std::move(model), config, std::move(mesh),
                                                            std::move(parameters), options));
-  log_offload(config, state->store, *state->communicator);
+  log_offload(config, state->store, state->mesh.world());
   return_freed_memory();  // memory that parameters had before they moved into buckets
   return Engine(std::move(state));
 }
@@ -126,6 +126,7 @@ Engine initialize(Model model, const std::filesystem::path& ds_config, Initializ
   if (!options.communicator) options.communicator = connect();
   const Config config = load_config(
       ds_config, {.world_size = options.communicator->world_size(),
+                  .mesh = options.mesh,
                   .arguments = options.arguments,
                   .hidden_size = options.hidden_size ? options.hidden_size : hidden_size_of(model)});
   return initialize(std::move(model), config, std::move(options));
@@ -254,18 +255,18 @@ void Engine::offload_states(const std::vector<OffloadedState>& states) {
   for (const OffloadedState state : states) kinds.push_back(kind_of(state));
   state_->finish_open_step();
   state_->checkpoints.finish();
-  on_all_ranks(*state_->communicator, "engine.offload_states()", [&] {
+  on_all_ranks(state_->mesh.world(), "engine.offload_states()", [&] {
     state_->check_between_steps("engine.offload_states");
     state_->states_on_host.offload(kinds);
   });
 }
 
 void Engine::reload_states() {
-  on_all_ranks(*state_->communicator, "engine.reload_states()", [&] { state_->states_on_host.reload(); });
+  on_all_ranks(state_->mesh.world(), "engine.reload_states()", [&] { state_->states_on_host.reload(); });
 }
 
 c10::Device Engine::device() const {
-  return state_->communicator->device().location();
+  return state_->mesh.world().device().location();
 }
 
 at::ScalarType Engine::dtype() const {
@@ -365,7 +366,10 @@ const Config& Engine::config() const {
   return state_->config;
 }
 Communicator& Engine::communicator() {
-  return *state_->communicator;
+  return state_->mesh.world();
+}
+const Mesh& Engine::mesh() const {
+  return state_->mesh;
 }
 
 }  // namespace zerorun

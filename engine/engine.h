@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "config/config.h"
 #include "engine/model.h"
 #include "engine/options.h"
@@ -183,9 +183,9 @@ class Engine {
   /// addresses taken before are invalid then. LibTorch's operators do not need this call.
   void synchronize();
 
-  /// Whether any rank had received SIGTERM (base/program.h: survive_termination()) when the ranks reduced
-  /// gradients for the last optimizer step. The same on all ranks, so that all can save a checkpoint of this
-  /// step and end.
+  /// Whether any rank of the job had received SIGTERM (base/program.h: survive_termination()) when the ranks
+  /// reduced gradients for the last optimizer step. The same on all ranks, so that all can save a checkpoint
+  /// of this step and end.
   bool should_stop() const;
 
   /// Whether the next step() updates.
@@ -223,7 +223,11 @@ class Engine {
   ResidencyReport residency() const;
 
   const Config& config() const;
+  /// Of all ranks of the job.
   Communicator& communicator();
+  /// Which ranks of the job are which. Gradients are averaged over mesh().data(): give each of its ranks
+  /// other samples.
+  const Mesh& mesh() const;
 
  private:
   friend class GatherScope;

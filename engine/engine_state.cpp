@@ -76,7 +76,7 @@ BucketOptions bucket_options(const Config& config, StagePolicy policy, const Com
           .shards_on_host = shards_off_gpu(config, communicator.device())};
 }
 
-ReducerOptions reducer_options(const Config& config, StagePolicy policy, double factor, Device& device) {
+ReducerOptions reducer_options(const Config& config, StagePolicy policy, double factor, const Mesh& mesh) {
   return {
       .policy = policy,
       .overlap = config.zero.overlap_comm,
@@ -84,16 +84,16 @@ ReducerOptions reducer_options(const Config& config, StagePolicy policy, double 
       .accumulation = config.precision.accumulation,
       .accumulates = config.batch.gradient_accumulation_steps > 1 || !config.managed_gradient_accumulation,
       .factor = static_cast<float>(factor),
-      .to_host = updates_on_host(config, device)};
+      .to_host = updates_on_host(config, mesh.data().device()),
+      .world = mesh.has_groups() ? &mesh.world() : nullptr};
 }
 
 SliceStore make_store(const ModelParameters& parameters, const Config& config,
-                      const InitializeOptions& options, const BucketOptions& kinds,
-                      Communicator& communicator) {
-  SliceStore store(make_model_layout(parameters, config, options, communicator), numels_of(parameters),
-                   communicator.rank(), communicator.world_size());
-  keep_states_in_files(store, config, options, kinds, bucketed(parameters), communicator);
-  check_memory(store, config, options, kinds, communicator);
+                      const InitializeOptions& options, const BucketOptions& kinds, const Mesh& mesh) {
+  SliceStore store(make_model_layout(parameters, config, options, mesh), numels_of(parameters),
+                   mesh.data().rank(), mesh.data().world_size());
+  keep_states_in_files(store, config, options, kinds, bucketed(parameters), mesh);
+  check_memory(store, config, options, kinds, mesh.world());
   return store;
 }
 
@@ -105,40 +105,37 @@ GatherLimits gather_limits(const Config& config) {
 
 }  // namespace
 
-EngineState::EngineState(Model given_model, Config given_config,
-                         std::shared_ptr<Communicator> given_communicator, ModelParameters parameters,
+EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh, ModelParameters parameters,
                          const InitializeOptions& options)
     : model(std::move(given_model)),
       config(std::move(given_config)),
-      communicator(std::move(given_communicator)),
+      mesh(std::move(given_mesh)),
       policy(policy_of(config.zero.stage)),
-      averaging(averaging_of(config, communicator->world_size())),
+      averaging(averaging_of(config, mesh.data().world_size())),
       optimizer_name(name_of_optimizer(config, options)),
-      store(make_store(parameters, config, options, bucket_options(config, policy, *communicator),
-                       *communicator)),
-      buckets(bucketed(parameters), store, *communicator, bucket_options(config, policy, *communicator)),
-      residency(buckets.marked() ? std::make_unique<Residency>(buckets, store, *communicator,
+      store(make_store(parameters, config, options, bucket_options(config, policy, mesh.data()), mesh)),
+      buckets(bucketed(parameters), store, mesh.data(), bucket_options(config, policy, mesh.data())),
+      residency(buckets.marked() ? std::make_unique<Residency>(buckets, store, mesh.data(),
                                                                gather_limits(config), model.is_training)
                                  : nullptr),
-      reducer(buckets, store, *communicator,
-              reducer_options(config, policy, averaging.before, communicator->device())),
-      host_update(updates_on_host(config, communicator->device())
-                      ? std::make_unique<HostUpdate>(store, buckets, reducer, *communicator)
+      reducer(buckets, store, mesh.data(), reducer_options(config, policy, averaging.before, mesh)),
+      host_update(updates_on_host(config, mesh.data().device())
+                      ? std::make_unique<HostUpdate>(store, buckets, reducer, mesh.data())
                       : nullptr),
-      states_on_host(store, *communicator),
-      shard_states(store, buckets, reducer, host_update.get(), policy, *communicator),
+      states_on_host(store, mesh.data()),
+      shard_states(store, buckets, reducer, host_update.get(), policy, mesh.data()),
       optimizer(make_optimizer(options)),
-      schedule(make_schedule(config, options, *optimizer, communicator->rank() == 0), options.lr_scheduler,
+      schedule(make_schedule(config, options, *optimizer, mesh.world().rank() == 0), options.lr_scheduler,
                *optimizer),
-      timer(config.wall_clock_breakdown, communicator->device().streams()),
-      outcome(store, buckets, reducer, *communicator, config.precision.communication),
+      timer(config.wall_clock_breakdown, mesh.data().device().streams()),
+      outcome(store, buckets, reducer, mesh, config.precision.communication),
       progress(config),
       held(reducer, buckets, progress, options.marks_gradients, [this] { return begin_plain_backward(); }),
-      checkpoints(*communicator) {
+      checkpoints(mesh.world()) {
   // Comes before anything that may throw: the buckets have the parameters, so another engine has lost them.
   owned.emplace(buckets.parameters(), [this](int parameter) { lose(parameter); });
-  const Failure unfilled = broadcast_others(parameters, *communicator);
-  on_all_ranks(*communicator, "initial values", [&] {
+  const Failure unfilled = broadcast_others(parameters, mesh.data());
+  on_all_ranks(mesh.world(), "initial values", [&] {
     buckets.unfilled().raise();
     unfilled.raise();
     store.finish_generation();  // of states in files
@@ -153,10 +150,10 @@ EngineState::EngineState(Model given_model, Config given_config,
   }
 
   // From here on the program may use other streams, so the initial values must be complete.
-  Streams& streams = communicator->device().streams();
+  Streams& streams = mesh.data().device().streams();
   Event ready;
   streams.record(ready, streams.current());
-  streams.await(ready, communicator->timeout(), "the initial values");
+  streams.await(ready, mesh.data().timeout(), "the initial values");
 }
 
 void EngineState::lose(int parameter) {
@@ -167,8 +164,8 @@ void EngineState::lose(int parameter) {
 
 void EngineState::before_write(int bucket) {
   if (bucket >= buckets.trained_count()) {
-    checkpoints.frozen().set_outdated(name_of_file(bucket, communicator->rank()));
-    checkpoints.frozen().set_outdated(name_of_value_slot(bucket, communicator->rank()));
+    checkpoints.frozen().set_outdated(name_of_file(bucket, mesh.world().rank()));
+    checkpoints.frozen().set_outdated(name_of_value_slot(bucket, mesh.world().rank()));
   }
   checkpoints.keep(bucket);
 }
@@ -185,7 +182,7 @@ EngineState::~EngineState() {
 
 std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOptions& options) {
   std::vector<Shard> shards = shard_states.shards();
-  Device& device = host_update ? communicator->device().host() : communicator->device();
+  Device& device = host_update ? mesh.data().device().host() : mesh.data().device();
   auto borrow = [this](const Shard& shard, const char* name) {
     return shard_states.lend_moment(shard, name);
   };
@@ -194,11 +191,11 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
   }
   std::vector<OptimizerConfig> groups = group_configs(*config.optimizer, options);
   if (std::holds_alternative<LambConfig>(*config.optimizer)) {
-    return make_lamb_optimizer(groups, std::move(shards), borrow, store, buckets, *communicator, device,
+    return make_lamb_optimizer(groups, std::move(shards), borrow, store, buckets, mesh.data(), device,
                                shard_states);
   }
   if (std::holds_alternative<MuonConfig>(*config.optimizer)) {
-    return make_muon_optimizer(std::move(groups), std::move(shards), borrow, store, buckets, *communicator,
+    return make_muon_optimizer(std::move(groups), std::move(shards), borrow, store, buckets, mesh.data(),
                                shard_states);
   }
   return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device, shard_states);

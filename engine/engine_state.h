@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/mesh.h"
 #include "engine/held_gradients.h"
 #include "engine/host_update.h"
 #include "engine/model.h"
@@ -43,8 +44,8 @@ struct Averaging {
 void check_outside_backward(const std::string& call);
 
 struct EngineState {
-  EngineState(Model model, Config config, std::shared_ptr<Communicator> communicator,
-              ModelParameters parameters, const InitializeOptions& options);
+  EngineState(Model model, Config config, Mesh mesh, ModelParameters parameters,
+              const InitializeOptions& options);
   ~EngineState();
 
   /// Throws UserError if another engine has taken a parameter of this one, which therefore neither trains nor
@@ -100,7 +101,10 @@ struct EngineState {
   /// parameter has left its bucket. Drops gradients that the program has dropped by the marks in grad(), and
   /// calls follow_failed_backward(). `call`: "engine.save_checkpoint".
   void check_between_steps(const std::string& call);
-  /// The same for calls that are no collectives: leaves gradients as they are.
+  /// Throws UserError if the mesh has several data groups, in which `call` is not possible yet. The same on
+  /// all ranks.
+  void check_one_data_group(const std::string& call) const;
+  /// The same as check_between_steps() for calls that are no collectives: leaves gradients as they are.
   void check_no_step_is_open(const std::string& call) const;
   /// Bytes per trained parameter on the device where this rank computes, before division among ranks.
   BytesPerParameter bytes_per_parameter() const;
@@ -109,7 +113,9 @@ struct EngineState {
 
   Model model;
   Config config;
-  std::shared_ptr<Communicator> communicator;
+  /// Gradients are averaged and states are sliced among the ranks of mesh.data(). What all ranks of the job
+  /// decide or report together (skipped steps, the norm, errors) goes through mesh.world().
+  Mesh mesh;
   StagePolicy policy;
   Averaging averaging;
   std::string optimizer_name;  // "AdamW": of the config's optimizer or of the program's own

@@ -71,6 +71,14 @@ void EngineState::check_between_steps(const std::string& call) {
   check_no_step_is_open(call);
 }
 
+void EngineState::check_one_data_group(const std::string& call) const {
+  if (!mesh.has_groups()) return;
+  throw UserError(
+      call + "() on a mesh of " + describe(mesh.sizes()) +
+      ": checkpoints and models of several data groups cannot be saved or loaded yet; use tensor and "
+      "pipeline sizes of 1");
+}
+
 void EngineState::check_no_step_is_open(const std::string& call) const {
   check_not_failed(call);
   if (open_scopes > 0) {

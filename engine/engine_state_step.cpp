@@ -40,6 +40,7 @@ void EngineState::step() {
     make_directions();
     outcome.await_facts();
   }
+  if (outcome_is_known) outcome.ask_for_name();
   if (!outcome_is_known || outcome.applied()) update();
   progress.end_update();
   held.end_window();
@@ -88,8 +89,7 @@ void EngineState::make_directions() {
 // skipped, so the host usually need not wait. But the loss scale of the next backward, an update on the host
 // and some optimizers need the outcome at once.
 bool EngineState::waits_for_facts() const {
-  return scaler || host_update || optimizer->reads_facts() ||
-         !communicator->device().streams().asynchronous();
+  return scaler || host_update || optimizer->reads_facts() || !mesh.data().device().streams().asynchronous();
 }
 
 void EngineState::update() {
@@ -97,7 +97,7 @@ void EngineState::update() {
   checkpoints.keep_all();
   // With updates on the host, the rest of this function runs on the copy stream, which sends new values to
   // the GPU. So earlier uses, later gathers, and saves of the values are ordered with that copy.
-  Streams& streams = communicator->device().streams();
+  Streams& streams = mesh.data().device().streams();
   const StreamId program = streams.current();
   std::optional<StreamScope> copies;
   if (host_update) copies.emplace(streams, Lane::copy);
@@ -105,7 +105,7 @@ void EngineState::update() {
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) residency->start_update(bucket);
   }
   buckets.follow_writes();
-  const bool gathers = !policy.replicate_update && communicator->world_size() > 1;
+  const bool gathers = !policy.replicate_update && mesh.data().world_size() > 1;
   shard_states.start_update();
   optimizer->step(outcome.facts(host_update || optimizer->reads_facts()), [&](int shard) {
     const std::optional<int> bucket = shard_states.note_updated(shard);
@@ -151,7 +151,7 @@ void EngineState::follow_loss_scale() {
                         "large (by now the parameters themselves may be infinite); a lower learning rate or "
                         "bf16 may help");
   }
-  if (communicator->rank() != 0) return;
+  if (mesh.world().rank() != 0) return;
   std::string rest = "; parameters, optimizer and schedule stay as they were (" +
                      std::to_string(progress.counts().skipped) + " skipped so far)";
   if (scaler && scaler->scale() != before) {
@@ -163,7 +163,7 @@ void EngineState::follow_loss_scale() {
 }
 
 void EngineState::report_time() {
-  if (communicator->rank() != 0) return;
+  if (mesh.world().rank() != 0) return;
   const int64_t interval = config.steps_per_print.value_or(kStepsPerBreakdown);
   if (timer.enabled() && progress.counts().global % interval == 0) {
     log_info("step " + std::to_string(progress.counts().global) + ": " + timer.report(interval));

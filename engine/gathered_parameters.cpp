@@ -49,7 +49,7 @@ GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& paramete
                          std::optional<int> modifier_rank)
     : state_(engine.state_), modifier_rank_(modifier_rank) {
   state_->check_has_parameters("GatheredParameters");
-  const int ranks = state_->communicator->world_size();
+  const int ranks = state_->mesh.data().world_size();
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= ranks)) {
     throw UserError("GatheredParameters: modifier rank " + std::to_string(*modifier_rank) +
                     " is not one of the " + std::to_string(ranks) + " ranks");
@@ -92,7 +92,7 @@ void GatherScope::close(bool unwinding) {
     const std::vector<Replaced> replaced = take_replaced();
     if (modifier_rank_ && !unwinding) {
       std::vector<at::Tensor> sources;
-      on_all_ranks(*state_->communicator, "memory given to gathered parameters",
+      on_all_ranks(state_->mesh.data(), "memory given to gathered parameters",
                    [&] { sources = sources_of(replaced); });
       const c10::NoGradGuard no_grad;
       for (size_t index = 0; index < sources.size(); ++index)
@@ -137,7 +137,7 @@ at::Tensor GatherScope::memory(size_t position) const {
 }
 
 void GatherScope::keep_values() {
-  if (!modifier_rank_ || *modifier_rank_ != state_->communicator->rank()) return;
+  if (!modifier_rank_ || *modifier_rank_ != state_->mesh.data().rank()) return;
   const c10::NoGradGuard no_grad;
   for (size_t position = 0; position < count(); ++position) {
     const bool undone = position < bucketed_.size() && state_->residency &&
@@ -192,7 +192,7 @@ std::vector<GatherScope::Replaced> GatherScope::take_replaced() {
 // What to copy to the parameters' own memory: the tensors that the modifier rank gave, or copies of those
 // that lie in memory of the scope (a swap). Throws UserError if one does not fit.
 std::vector<at::Tensor> GatherScope::sources_of(const std::vector<Replaced>& replaced) const {
-  if (state_->communicator->rank() != *modifier_rank_) return {};
+  if (state_->mesh.data().rank() != *modifier_rank_) return {};
   for (const auto& [name, own, given] : replaced) {
     if (given.sizes() == own.sizes() && given.scalar_type() == own.scalar_type()) continue;
     throw UserError(c10::str("GatheredParameters: parameter ", name, " is ", own.sizes(), " of ",
@@ -213,7 +213,7 @@ std::vector<at::Tensor> GatherScope::sources_of(const std::vector<Replaced>& rep
 }
 
 void GatherScope::share_writes() {
-  Communicator& communicator = *state_->communicator;
+  Communicator& communicator = state_->mesh.data();
   for (size_t position = 0; position < bucketed_.size(); ++position) {
     const std::string& name = state_->buckets.parameters()[bucketed_[position]].name;
     communicator.broadcast(memory(position), *modifier_rank_, "parameter " + name)->wait();

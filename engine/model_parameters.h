@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "engine/model.h"
 #include "engine/options.h"
 #include "zero/buckets.h"
@@ -35,9 +35,9 @@ struct ModelParameters {
 ModelParameters collect_parameters(const Model& model, const Config& config,
                                    const InitializeOptions& options);
 
-/// Throws UserError on every rank unless all ranks have the same parameters and `settings` (text of
-/// everything else that must agree).
-void check_ranks_agree(const ModelParameters& model, const std::string& settings, Communicator& communicator);
+/// Throws UserError on every rank of the job unless all have the same `settings` (text), and the ranks of
+/// each data group the same parameters.
+void check_ranks_agree(const ModelParameters& model, const std::string& settings, const Mesh& mesh);
 
 /// Copies `root`'s values to all ranks.
 void broadcast_tensor(const NamedTensor& tensor, int root, Communicator& communicator);

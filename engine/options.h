@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mesh_sizes.h"
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "optim/schedule.h"
@@ -34,7 +35,13 @@ struct ParameterGroup {
 enum class OffloadedState { moments, master_weights, gradients };
 
 struct InitializeOptions {
-  std::shared_ptr<Communicator> communicator;  // default: connect(), from the environment
+  std::shared_ptr<Communicator> communicator;  // of all ranks; default: connect(), from the environment
+  /// The sizes of the mesh (base/mesh_sizes.h); default: the config's zerorun.mesh, else all ranks are data
+  /// ranks. Gradients are averaged over the data ranks of the same tensor and pipeline coordinates, which
+  /// form a data group. Nothing is split along tensor and pipeline yet: with sizes above 1 every data group
+  /// trains a model of its own, and the groups only clip by one norm, the first group's, and skip steps
+  /// together. So give all groups the same model.
+  std::optional<MeshSizes> mesh = {};
   /// The program's own optimizer. It must be element-wise, have made no step yet, and outlive the engine. The
   /// engine's destructor restores the optimizer's parameters and state, but not its learning rates and betas.
   torch::optim::Optimizer* optimizer = nullptr;

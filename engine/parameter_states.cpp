@@ -69,7 +69,7 @@ void ParameterStates::check_shape(int parameter, const std::string& what, const 
 at::Tensor ParameterStates::gather(int parameter, const at::Tensor& own, const std::string& what) const {
   const int bucket = state_->buckets.bucket_of(parameter);
   const at::Tensor whole = at::empty({state_->store.layout(bucket).numel}, own.options());
-  state_->communicator->all_gather(whole, own, what + " of bucket " + std::to_string(bucket))->wait();
+  state_->mesh.data().all_gather(whole, own, what + " of bucket " + std::to_string(bucket))->wait();
   return state_->buckets.view(parameter, whole).clone();
 }
 
@@ -98,7 +98,7 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
   const StateTensor& state = state_of(*state_, index, name);
   const int bucket = state_->buckets.bucket_of(index);
   const BucketLayout& layout = state_->store.layout(bucket);
-  const auto options = at::TensorOptions(at::kFloat).device(state_->communicator->device().location());
+  const auto options = at::TensorOptions(at::kFloat).device(state_->mesh.data().device().location());
   const at::Tensor own = at::empty({layout.slice_numel}, options);
   state_->store.for_each_chunk(bucket, /*changes=*/false, [&](int chunk) {
     const auto [begin, numel] = state_->store.chunk_range(bucket, chunk);
@@ -147,12 +147,12 @@ void ParameterStates::write_gradient(const at::Tensor& parameter, const at::Tens
     gradient.memory.narrow(0, offset, piece.numel()).copy_(piece);
   } else {
     const int64_t numel = gradient.own.numel();
-    copy_overlap(gradient.own, state_->communicator->rank() * numel, piece, offset);
+    copy_overlap(gradient.own, state_->mesh.data().rank() * numel, piece, offset);
   }
 }
 
 bool ParameterStates::may_read_alone() const {
-  return !state_->residency || state_->communicator->world_size() == 1 ||
+  return !state_->residency || state_->mesh.data().world_size() == 1 ||
          state_->residency->allows_lone_reads();
 }
 
@@ -184,7 +184,7 @@ void ParameterStates::write(const at::Tensor& parameter, const std::string& name
     state.memory.narrow(0, offset, piece.numel()).copy_(piece);
     return;
   }
-  const int64_t slice = state_->communicator->rank() * layout.slice_numel;
+  const int64_t slice = state_->mesh.data().rank() * layout.slice_numel;
   state_->store.for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
     const int64_t begin = slice + state_->store.chunk_range(bucket, chunk).begin;
     copy_overlap(state_->store.chunk(bucket, state, chunk), begin, piece, offset);

@@ -1,8 +1,10 @@
 #include "engine/setup.h"
 
 #include <algorithm>
+#include <optional>
 #include <sstream>
 #include <tuple>
+#include <utility>
 
 #include "base/describe.h"
 #include "base/error.h"
@@ -30,19 +32,39 @@ void check_one_optimizer(const Config& config, const InitializeOptions& options)
   }
 }
 
-void check_world_size(const Config& config, int world_size) {
+Mesh make_mesh(const Config& config, const InitializeOptions& options, std::shared_ptr<Communicator> world) {
+  if (options.mesh && config.mesh) {
+    const MeshSizes given = options.mesh->resolved(world->world_size());
+    const MeshSizes read = config.mesh->resolved(world->world_size());
+    if (given != read) {
+      throw UserError("InitializeOptions::mesh is " + describe(given) +
+                      ", and the config's zerorun.mesh is " + describe(read) +
+                      ": give the same sizes, or leave one of them out");
+    }
+  }
+  const std::optional<MeshSizes>& sizes = options.mesh ? options.mesh : config.mesh;
+  return sizes ? Mesh(std::move(world), *sizes) : Mesh(std::move(world));
+}
+
+void check_data_size(const Config& config, const Mesh& mesh) {
+  const int ranks = mesh.data().world_size();
   const BatchConfig& batch = config.batch;
-  const int64_t product = batch.micro_batch_size_per_gpu * batch.gradient_accumulation_steps * world_size;
+  const int64_t product = batch.micro_batch_size_per_gpu * batch.gradient_accumulation_steps * ranks;
   if (batch.train_batch_size == product) return;
   throw UserError("the config was read for another world size: train_batch_size " +
                   std::to_string(batch.train_batch_size) + " is not micro-batch " +
                   std::to_string(batch.micro_batch_size_per_gpu) + " x accumulation " +
-                  std::to_string(batch.gradient_accumulation_steps) + " x " + std::to_string(world_size) +
-                  " ranks; give load_config() the world size of the communicator");
+                  std::to_string(batch.gradient_accumulation_steps) + " x " + std::to_string(ranks) +
+                  (mesh.has_groups() ? " data ranks of a mesh of " + describe(mesh.sizes()) +
+                                           "; give load_config() the number of ranks and the mesh"
+                                     : " ranks; give load_config() the world size of the communicator"));
 }
 
 Layout make_model_layout(const ModelParameters& model, const Config& config, const InitializeOptions& options,
-                         const Communicator& communicator) {
+                         const Mesh& mesh) {
+  const Communicator& communicator = mesh.data();
+  // Nothing is split along tensor or pipeline: all data groups have all parameters.
+  const bool counted = mesh.coordinates().tensor == 0 && mesh.coordinates().pipeline == 0;
   std::vector<LayoutParameter> parameters;
   const StagePolicy policy = policy_of(config.zero.stage);
   int64_t total = 0;
@@ -51,12 +73,14 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
     const bool persists = tensor.numel() <= config.zero.param_persistence_threshold &&
                           persistent + tensor.numel() <= config.zero.model_persistence_threshold;
     if (persists) persistent += tensor.numel();
-    parameters.push_back(
-        {.numel = tensor.numel(), .group = group, .partitioned = policy.partition_parameters && !persists});
+    parameters.push_back({.numel = tensor.numel(),
+                          .group = group,
+                          .partitioned = policy.partition_parameters && !persists,
+                          .counted = counted});
     total += tensor.numel();
   }
   for (const auto& [name, tensor, group] : model.frozen) {
-    parameters.push_back({.numel = tensor.numel(), .group = group, .partitioned = true});
+    parameters.push_back({.numel = tensor.numel(), .group = group, .partitioned = true, .counted = counted});
     total += tensor.numel();
   }
   const PrecisionConfig& precision = config.precision;
@@ -75,7 +99,7 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
 std::string describe_settings(const Config& config, const InitializeOptions& options) {
   // All settings that affect results. Settings that only affect what a rank logs may differ.
   const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, prescale,
-               managed, predivide, average, node_local, warnings, notes, resolved] = config;
+               managed, predivide, average, node_local, mesh, warnings, notes, resolved] = config;
   ZeroConfig same_everywhere = zero;  // without paths, buffers and aio: disks may differ
   same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device,
                                        .ratio = zero.offload_optimizer.ratio};

@@ -2,9 +2,11 @@
 // and the parameters. Any thread.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "comm/mesh.h"
 #include "config/config.h"
 #include "engine/model_parameters.h"
 #include "engine/options.h"
@@ -16,13 +18,18 @@ namespace zerorun {
 /// shards.
 void check_one_optimizer(const Config& config, const InitializeOptions& options);
 
-/// Throws UserError if the config's batch sizes were resolved for another world size.
-void check_world_size(const Config& config, int world_size);
+/// The mesh of the job: the sizes that the program or the config gives; if neither, all ranks are data ranks.
+/// A collective if there are several data groups. Throws UserError if the two differ, or do not fit the
+/// ranks.
+Mesh make_mesh(const Config& config, const InitializeOptions& options, std::shared_ptr<Communicator> world);
+
+/// Throws UserError if the config's batch sizes were resolved for another number of data ranks.
+void check_data_size(const Config& config, const Mesh& mesh);
 
 /// Places trained parameters and partitioned frozen parameters in buckets, with the alignment that the
-/// communicator's device needs.
+/// mesh's device needs.
 Layout make_model_layout(const ModelParameters& model, const Config& config, const InitializeOptions& options,
-                         const Communicator& communicator);
+                         const Mesh& mesh);
 
 /// Every setting that must be the same on all ranks, as text to compare.
 std::string describe_settings(const Config& config, const InitializeOptions& options);

@@ -157,26 +157,28 @@ void make_files(Communicator& communicator, const std::string& section, const fs
 }
 
 void offload_optimizer(SliceStore& store, const Config& config, const InitializeOptions& options,
-                       const BucketOptions& kinds, const std::vector<std::string>& names,
-                       Communicator& communicator) {
+                       const BucketOptions& kinds, const std::vector<std::string>& names, const Mesh& mesh) {
   const OffloadOptimizerConfig& offload = config.zero.offload_optimizer;
   if (optimizer_offload(config.zero) != OffloadDevice::nvme) return;
   const auto states = states_in_files(store, kinds, offload.ratio, group_configs(*config.optimizer, options));
-  if (std::ranges::all_of(states, [](const auto& of_bucket) { return of_bucket.empty(); })) return;
+  const bool is_empty = std::ranges::all_of(states, [](const auto& of_bucket) { return of_bucket.empty(); });
+  if (is_empty && !mesh.has_groups()) return;  // another data group may have some
   const int64_t chunk =
       chunk_bytes(store, states, offload, std::max<int64_t>(offload.buffer_count, kFewestBuffers));
   const StateFilesOptions files =
-      files_options(config, offload.nvme_path, offload.buffer_count, chunk, communicator);
-  make_files(communicator, "offload_optimizer", offload.nvme_path, state_bytes(store, states), store.count(),
-             [&] { store.keep_in_files(checkpoint::local_file_system(), files, states, names); });
+      files_options(config, offload.nvme_path, offload.buffer_count, chunk, mesh.world());
+  make_files(mesh.world(), "offload_optimizer", offload.nvme_path, state_bytes(store, states), store.count(),
+             [&] {
+               if (!is_empty) store.keep_in_files(checkpoint::local_file_system(), files, states, names);
+             });
 }
 
 void offload_param(SliceStore& store, const Config& config, const std::vector<std::string>& names,
-                   Communicator& communicator) {
+                   const Mesh& mesh) {
   const OffloadParamConfig& offload = config.zero.offload_param;
   if (parameter_offload(config.zero) != OffloadDevice::nvme) return;
   const std::vector<int> buckets = buckets_in_files(store, offload);
-  if (buckets.empty()) return;
+  if (buckets.empty() && !mesh.has_groups()) return;  // another data group may have some
   const Dtype dtype = config.precision.training;
   int64_t total = 0;
   int64_t largest = 0;
@@ -186,14 +188,16 @@ void offload_param(SliceStore& store, const Config& config, const std::vector<st
     largest = std::max(largest, bytes);
   }
   StateFilesOptions files =
-      files_options(config, offload.nvme_path, offload.buffer_count, largest, communicator);
+      files_options(config, offload.nvme_path, offload.buffer_count, largest, mesh.world());
   // One chunk holds a whole slice: half of it is for the values, half for the header of the slice's file.
   files.chunk_bytes = checkpoint::rounded_up(2 * largest, checkpoint::kChecksumBlock);
-  Device& device = communicator.device();
+  Device& device = mesh.world().device();
   files.pin = [&device](void* memory, size_t bytes) { return device.pin(memory, bytes); };
-  make_files(
-      communicator, "offload_param", offload.nvme_path, total, static_cast<int64_t>(buckets.size()),
-      [&] { store.keep_values_in_files(checkpoint::local_file_system(), files, dtype, buckets, names); });
+  make_files(mesh.world(), "offload_param", offload.nvme_path, total, static_cast<int64_t>(buckets.size()),
+             [&] {
+               if (!buckets.empty())
+                 store.keep_values_in_files(checkpoint::local_file_system(), files, dtype, buckets, names);
+             });
 }
 
 std::string in_files(const SliceFiles& slices, const std::string& folder) {
@@ -285,12 +289,12 @@ void log_offload(const Config& config, const SliceStore& store, const Communicat
 
 void keep_states_in_files(SliceStore& store, const Config& config, const InitializeOptions& options,
                           const BucketOptions& kinds, const std::vector<NamedParameter>& parameters,
-                          Communicator& communicator) {
-  const bool on_gpu = communicator.device().streams().asynchronous();
+                          const Mesh& mesh) {
+  const bool on_gpu = mesh.world().device().streams().asynchronous();
   std::vector<std::string> names;
   for (const NamedParameter& parameter : parameters) names.push_back(parameter.name);
-  if (!on_gpu || kinds.master_on_host) offload_optimizer(store, config, options, kinds, names, communicator);
-  if (!on_gpu || kinds.shards_on_host) offload_param(store, config, names, communicator);
+  if (!on_gpu || kinds.master_on_host) offload_optimizer(store, config, options, kinds, names, mesh);
+  if (!on_gpu || kinds.shards_on_host) offload_param(store, config, names, mesh);
 }
 
 }  // namespace zerorun

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "config/config_types.h"
 #include "engine/model_parameters.h"
 #include "engine/options.h"
@@ -32,6 +32,6 @@ void log_offload(const Config& config, const SliceStore& store, const Communicat
 /// fails on any rank.
 void keep_states_in_files(SliceStore& store, const Config& config, const InitializeOptions& options,
                           const BucketOptions& kinds, const std::vector<NamedParameter>& parameters,
-                          Communicator& communicator);
+                          const Mesh& mesh);
 
 }  // namespace zerorun

@@ -5,63 +5,77 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "comm/agreement.h"
 #include "device/step_facts.h"
 
 namespace zerorun {
 
 StepOutcome::StepOutcome(const SliceStore& store, const Buckets& buckets, const GradientReducer& reducer,
-                         Communicator& communicator, Dtype communication)
+                         const Mesh& mesh, Dtype communication)
     : store_(&store),
       buckets_(&buckets),
       reducer_(&reducer),
-      communicator_(&communicator),
+      mesh_(&mesh),
+      device_(&mesh.world().device()),
       communication_(communication) {
   int64_t number = 1;
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     first_sums_.push_back(number);
     number += store.layout(bucket).numel;
   }
-  const int64_t numel = exchanged_numel(communicator.world_size()) + kFactsNumel;
-  exchange_ = communicator.device().allocate(numel, at::kDouble);
-  on_host_ = communicator.device().allocate_on_host(numel, at::kDouble);
+  const int64_t numel = exchanged_numel(mesh.world().world_size()) + kFactsNumel;
+  exchange_ = device_->allocate(numel, at::kDouble);
+  on_host_ = device_->allocate_on_host(numel, at::kDouble);
 }
 
 void StepOutcome::add(int bucket, const at::Tensor& slice) {
-  communicator_->device().add_squares(reducer_->tally(), slice, sum_number(bucket, communicator_->rank()));
+  const double weight = store_->layout(bucket).counted ? 1 : 0;
+  device_->add_squares(reducer_->tally(), slice, sum_number(bucket, mesh_->data().rank()), weight);
 }
 
 void StepOutcome::all_reduce(const StepRule& rule) {
-  const int ranks = communicator_->world_size();
-  Device& device = communicator_->device();
-  Streams& streams = device.streams();
-  device.publish(exchange_, reducer_->tally(), communicator_->rank(), ranks);
-  communicator_->all_reduce(exchange_.narrow(0, 0, exchanged_numel(ranks)), "the gradient norm")->wait();
-  device.decide(exchange_, ranks, rule);
+  Communicator& world = mesh_->world();
+  const int ranks = world.world_size();
+  Streams& streams = device_->streams();
+  device_->publish(exchange_, reducer_->tally(), world.rank(), ranks);
+  world.all_reduce(exchange_.narrow(0, 0, exchanged_numel(ranks)), "the gradient norm")->wait();
+  device_->decide(exchange_, ranks, rule);
   streams.record(measured_, streams.current());
   StreamScope copies(streams, Lane::copy);
   streams.wait(measured_, streams.current(), Handover::measured);
-  device.copy(on_host_, exchange_);
+  device_->copy(on_host_, exchange_);
   streams.record(copied_, streams.current());
 }
 
 at::Tensor StepOutcome::facts(bool on_host) const {
   return (on_host ? on_host_ : exchange_)
-      .narrow(0, exchanged_numel(communicator_->world_size()), kFactsNumel);
+      .narrow(0, exchanged_numel(mesh_->world().world_size()), kFactsNumel);
 }
 
 void StepOutcome::await_facts() {
   // Waits for all work of this step on the device. The communicator detects missing ranks and names them, so
   // this timeout is longer than the communicator's.
   constexpr std::chrono::milliseconds kPatienceWithDevice = std::chrono::minutes(30);
-  communicator_->device().streams().await(
-      copied_, std::max(2 * communicator_->timeout(), kPatienceWithDevice), "the gradient norm");
-  const auto ranks = static_cast<size_t>(communicator_->world_size());
+  device_->streams().await(copied_, std::max(2 * mesh_->world().timeout(), kPatienceWithDevice),
+                           "the gradient norm");
+  const auto ranks = static_cast<size_t>(mesh_->world().world_size());
   const double* exchanged = on_host_.const_data_ptr<double>();
   StepFacts facts;
-  std::memcpy(&facts, exchanged + exchanged_numel(communicator_->world_size()), sizeof facts);
+  std::memcpy(&facts, exchanged + exchanged_numel(mesh_->world().world_size()), sizeof facts);
   norm_ = facts.norm;
   applied_ = facts.apply != 0;
-  not_finite_ = applied_ ? "" : name_not_finite({exchanged + ranks, ranks}, {exchanged + 2 * ranks, ranks});
+  culprit_.reset();
+  not_finite_.clear();
+  if (applied_) return;
+  culprit_ = find_culprit({exchanged + ranks, ranks}, {exchanged + 2 * ranks, ranks});
+  not_finite_ = name_of(*culprit_);
+}
+
+void StepOutcome::ask_for_name() {
+  if (!culprit_ || !mesh_->has_groups()) return;
+  Communicator& world = mesh_->world();
+  const bool answers = world.rank() == culprit_->rank;
+  not_finite_ = exchange_texts(answers ? not_finite_ : "", world, "what is not finite")[culprit_->rank];
 }
 
 int64_t StepOutcome::sum_number(int bucket, int rank) const {
@@ -74,8 +88,8 @@ const std::string& StepOutcome::parameter_of_sum(int64_t number) const {
   return buckets_->parameters()[buckets_->parameter_at(bucket, number - sum_number(bucket, 0))].name;
 }
 
-std::string StepOutcome::name_not_finite(std::span<const double> gradients,
-                                         std::span<const double> sums) const {
+StepOutcome::Culprit StepOutcome::find_culprit(std::span<const double> gradients,
+                                               std::span<const double> sums) const {
   auto first = [](std::span<const double> all) {
     int found = -1;
     for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
@@ -84,17 +98,33 @@ std::string StepOutcome::name_not_finite(std::span<const double> gradients,
     return found;
   };
   if (const int rank = first(gradients); rank >= 0) {
-    const auto [parameter, too_large] = reducer_->not_finite(static_cast<int64_t>(gradients[rank]));
-    return "the gradient of parameter " + buckets_->parameters()[parameter].name + " on rank " +
-           std::to_string(rank) +
-           (too_large ? std::string(" is too large for ") + name_of(communication_) +
-                            ", the dtype of gradients in collectives"
-                      : " is not finite");
+    return {.rank = rank, .is_gradient = true, .number = static_cast<int64_t>(gradients[rank])};
   }
   const int rank = first(sums);
   ZR_CHECK(rank >= 0, "the norm is not finite although every gradient is");
+  return {.rank = rank, .is_gradient = false, .number = static_cast<int64_t>(sums[rank])};
+}
+
+bool StepOutcome::is_in_own_group(int rank) const {
+  return std::ranges::binary_search(mesh_->data().group_of_ranks().ranks, rank);
+}
+
+std::string StepOutcome::name_of(const Culprit& culprit) const {
+  std::string place = "rank " + std::to_string(culprit.rank);
+  if (mesh_->has_groups())
+    place += " (" + describe(coordinates_of(culprit.rank, mesh_->sizes()), mesh_->sizes()) + ")";
+  if (!is_in_own_group(culprit.rank)) return "a gradient on " + place + " is not finite";
+  if (culprit.is_gradient) {
+    const auto [parameter, too_large] = reducer_->not_finite(culprit.number);
+    return "the gradient of parameter " + buckets_->parameters()[parameter].name + " on " + place +
+           (too_large ? std::string(" is too large for ") + zerorun::name_of(communication_) +
+                            ", the dtype of gradients in collectives"
+                      : " is not finite");
+  }
   return "the sum over ranks and micro-steps of the gradients of parameter " +
-         parameter_of_sum(static_cast<int64_t>(sums[rank])) + " is not finite, though each gradient is";
+         parameter_of_sum(culprit.number) +
+         (mesh_->has_groups() ? ", found on " + place + "," : std::string()) +
+         " is not finite, though each gradient is";
 }
 
 }  // namespace zerorun

@@ -171,8 +171,8 @@ class LambOptimizer : public ShardOptimizer {
       auto tally = [&](size_t which) {
         return pass.tallies.narrow(0, static_cast<int64_t>(2 * i + which) * kTallyDoubles, kTallyDoubles);
       };
-      device_->add_squares(tally(0), shard.values.narrow(0, piece.begin, piece.numel), 1);
-      device_->add_squares(tally(1), direction.narrow(0, piece.begin, piece.numel), 1);
+      device_->add_squares(tally(0), shard.values.narrow(0, piece.begin, piece.numel), 1, 1);
+      device_->add_squares(tally(1), direction.narrow(0, piece.begin, piece.numel), 1, 1);
     }
   }
 

@@ -83,6 +83,9 @@ struct ReducerOptions {
   bool accumulates = false;  // gradient accumulation: some backwards of a window are not at the boundary
   float factor = 1;          // gradients are multiplied by it before they are summed over ranks
   bool to_host = false;      // this rank's slices of a window's sums are copied to the host
+  /// All ranks of the job, which tell each other their notices; null: the reducer's communicator has them
+  /// all. Must outlive the reducer.
+  Communicator* world = nullptr;
 };
 
 /// The state of an unfinished window, apart from the gradients in the store.
@@ -147,7 +150,7 @@ class GradientReducer final : public UseObserver {
 
   /// Call this at the boundary on all ranks. Completes the sums of every bucket, including late gradients;
   /// later work on the current stream may read them. The all-reduce that finds late gradients also tells the
-  /// ranks of each other's notices.
+  /// ranks of each other's notices, unless other ranks of the job hear these too.
   WindowNotices finish_window(const WindowNotice& own = {});
   /// The sums over ranks of the bucket's gradients since the last step: this rank's slice, or the whole
   /// bucket if every rank updates all parameters. Always the same tensor; the optimizer may overwrite it.

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "base/error.h"
@@ -96,9 +97,17 @@ WindowNotices GradientReducer::finish_window(const WindowNotice& own) {
   notices[3] = own.dropped_after * own.dropped_after;
   notices[4] = own.dropped_before;
   notices[5] = own.dropped_before * own.dropped_before;
-  auto agreement = communicator_->all_reduce(late_counts_, "who has late gradients");
+  // Only a data group has the same buckets; notices concern all ranks.
+  const auto buckets = static_cast<int64_t>(states_.size());
+  const bool is_alone = options_.world == nullptr;
+  auto agreement = communicator_->all_reduce(is_alone ? late_counts_ : late_counts_.narrow(0, 0, buckets),
+                                             "who has late gradients");
+  std::unique_ptr<Work> told;
+  if (!is_alone)
+    told = options_.world->all_reduce(late_counts_.narrow(0, buckets, kNotices), "the notices of all ranks");
   finish_reduction();
   agreement->wait();
+  if (told) told->wait();
   bool any_late = false;
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     any_late = any_late || late[bucket] > 0;
@@ -109,7 +118,7 @@ WindowNotices GradientReducer::finish_window(const WindowNotice& own) {
     late_pool_.trim(0);
     if (!pooled()) pool_.trim(0);  // of the last windows with late gradients
   }
-  const int64_t ranks = communicator_->world_size();
+  const int64_t ranks = (is_alone ? communicator_ : options_.world)->world_size();
   // Only equal numbers have no variance.
   const auto are_equal = [&](int64_t sum, int64_t squares) { return ranks * squares == sum * sum; };
   const bool same_places = are_equal(notices[2], notices[3]) || are_equal(notices[4], notices[5]);

@@ -29,6 +29,7 @@ struct LayoutParameter {
   int64_t numel;
   int group;                 // all parameters of a bucket have the same group, hence the same hyperparameters
   bool partitioned = false;  // the same for all parameters of a bucket; see BucketLayout
+  bool counted = true;       // likewise
 };
 
 struct ParameterLocation {
@@ -38,7 +39,10 @@ struct ParameterLocation {
 
 struct BucketLayout {
   int group;
-  bool partitioned;             // each rank keeps only its slice between uses
+  bool partitioned;  // each rank keeps only its slice between uses
+  /// Whether this rank's data group counts the parameters in sums over all ranks of the job, such as the
+  /// norm. Of the data groups that have a parameter, exactly one counts it.
+  bool counted;
   int64_t numel;                // padding included: world size * slice_numel
   int64_t slice_numel;          // elements of each rank's slice
   std::vector<int> parameters;  // indices of the bucket's parameters, in order of offset

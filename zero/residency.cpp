@@ -281,7 +281,7 @@ void Residency::finish_iteration() {
     trace().finish(bucket_numel_, limits_);
     gathered_.memory().fit_arena(trace().plan().arena_numel);
   }
-  escaped_copies_.finish_iteration(communicator_->rank() == 0);
+  escaped_copies_.finish_iteration(communicator_->rank_in_job(communicator_->rank()) == 0);
 }
 
 void Residency::release_unpinned() {

@@ -142,7 +142,7 @@ std::vector<Transfer> gradient_transfers(Device& device, const Arrays& arrays) {
     const std::string dtype = name_of(dtype_of(gradient));
     transfers.push_back(
         {"norm (add_squares), " + dtype, "read " + std::to_string(size), size, numel,
-         [&device, tally = arrays.tally, gradient] { device.add_squares(tally, gradient, 1); }});
+         [&device, tally = arrays.tally, gradient] { device.add_squares(tally, gradient, 1, 1); }});
     // A factor of 1 keeps the values as they are, however often this runs.
     transfers.push_back(
         {"unscale in place, " + dtype, "read " + std::to_string(size) + " + written " + std::to_string(size),

@@ -4,6 +4,14 @@
 namespace zerorun::config::keys {
 
 static constexpr KeyFact parallel_rows[] = {
+    section("zerorun", "settings that DeepSpeed does not have"),
+    section("zerorun.mesh",
+            "the ranks as a grid: gradients are averaged and states are sliced among data ranks only; "
+            "nothing is split "
+            "along the other axes yet, so every data group trains a model of its own (for tests)"),
+    integer(".data", "", "number of data ranks; default: the ranks that the other sizes leave").least(1),
+    integer(".tensor", "1", "number of tensor ranks").least(1),
+    integer(".pipeline", "1", "number of pipeline ranks").least(1),
     section("pipeline", "settings of pipeline parallelism; the section has no on/off switch")
         .no_effect("layers are not divided among ranks"),
     integer(".stages", "", "number of pipeline stages").least(1).filled_by(fallback),
@@ -45,7 +53,7 @@ static constexpr KeyFact parallel_rows[] = {
     integer("data_parallel_size", "", "number of data-parallel ranks")
         .least(1)
         .or_null()
-        .no_effect("all ranks are data-parallel"),
+        .no_effect("it follows from the number of ranks (zerorun.mesh)"),
     section("compile", "compilation of the training step")
         .switched_by("deepcompile")
         .not_supported("ZeroRun does not compile; LibTorch's operators run unchanged"),

@@ -96,7 +96,7 @@ checkpoint::SavedWindow saved_window(const EngineState& state) {
 void open_slices(EngineState& state, bool opens, const std::string& label) {
   if (state.residency) state.residency->finish_iteration();
   if (opens) {
-    state.communicator->barrier(label)->wait();  // from here on no rank reads parameters
+    state.mesh.data().barrier(label)->wait();  // from here on no rank reads parameters
     for (int bucket = 0; bucket < state.store.count(); ++bucket) state.residency->start_update(bucket);
   }
   state.buckets.follow_writes();

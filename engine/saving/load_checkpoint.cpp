@@ -72,10 +72,11 @@ void check_same_everywhere(const checkpoint::Manifest& manifest, const fs::path&
 RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory, const std::string& tag,
                                    const RestoreOptions& options, checkpoint::FileSystem& files) {
   c10::NoGradGuard no_grad;
+  state.check_one_data_group("engine.load_checkpoint");
   state.finish_open_step();
   state.checkpoints.finish();
   state.checkpoints.frozen().forget_all();
-  Communicator& communicator = *state.communicator;
+  Communicator& communicator = state.mesh.world();
   check_outside_backward("engine.load_checkpoint");
   if (state.held.has_failed_backward()) state.reducer.finish_abandoned();
   const std::string label = "loading a checkpoint from " + directory.string();
@@ -119,10 +120,10 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
     failure = std::current_exception();
   }
   restore->gather_slices();
-  if (state.residency) close_slices(state, /*gathers=*/communicator.world_size() > 1);
+  if (state.residency) close_slices(state, /*gathers=*/state.mesh.data().world_size() > 1);
   // At stage 0 raw access to parameters is always allowed, so wait for the gathers here.
   if (state.policy.replicate_update && state.residency) state.residency->finish_iteration();
-  for (const NamedTensor& other : state.unbucketed) broadcast_tensor(other, 0, communicator);
+  for (const NamedTensor& other : state.unbucketed) broadcast_tensor(other, 0, state.mesh.data());
   state.buckets.bump_versions();
   on_all_ranks(communicator, label, [&] {
     if (failure) std::rethrow_exception(failure);

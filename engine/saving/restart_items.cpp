@@ -94,7 +94,7 @@ std::vector<RestartItem> restart_items(EngineState& state) {
   for (int group = 0; group < optimizer.groups(); ++group) add_group_items(items, optimizer, group);
   if (state.scaler) add_loss_scaler(items, *state.scaler);
   items.push_back(generator_of(c10::Device(c10::kCPU)));
-  const c10::Device device = state.communicator->device().location();
+  const c10::Device device = state.mesh.data().device().location();
   if (!device.is_cpu()) items.push_back(generator_of(device));
   return items;
 }

@@ -32,7 +32,7 @@ Restore::Restore(EngineState& state, checkpoint::SavedState& saved, const Restor
 void Restore::read_slices() {
   if (has_window()) {
     for (int bucket = 0; bucket < state_->buckets.trained_count(); ++bucket)
-      state_->communicator->device().zero(state_->store.at(bucket, kGradient).memory);
+      state_->mesh.data().device().zero(state_->store.at(bucket, kGradient).memory);
   }
   for (int bucket = 0; bucket < state_->store.count(); ++bucket)
     state_->store.with_values(bucket, ValueUse::change, [&] { read_slice(bucket); });
@@ -40,12 +40,12 @@ void Restore::read_slices() {
 }
 
 void Restore::gather_slices() const {
-  if (state_->communicator->world_size() == 1) return;
+  if (state_->mesh.data().world_size() == 1) return;
   state_->store.for_each([&](int bucket, const StateTensor& kept) {
     const bool by_residency = kept.kind == StateKind::value && state_->residency;
     if (kept.extent == Extent::slice || kept.kind == StateKind::gradient || by_residency) return;
-    state_->communicator
-        ->all_gather(kept.memory, kept.own, kept.name + " of " + state_->buckets.label(bucket))
+    state_->mesh.data()
+        .all_gather(kept.memory, kept.own, kept.name + " of " + state_->buckets.label(bucket))
         ->wait();
   });
 }
@@ -60,7 +60,7 @@ void Restore::read_module() const {
 
 void Restore::restore_numbers() const {
   const checkpoint::Manifest& manifest = saved_->manifest();
-  const bool same_ranks = manifest.world_size == state_->communicator->world_size();
+  const bool same_ranks = manifest.world_size == state_->mesh.world().world_size();
   const bool same_precision = manifest.precision == name_of(state_->config.precision.training);
   for (const RestartItem& item : restart_items(*state_)) {
     const bool is_generator = item.name.starts_with("generator.");
@@ -68,7 +68,7 @@ void Restore::restore_numbers() const {
     const bool wanted = item.name == "steps.optimizer" ? options_.optimizer_states : options_.counters;
     if (!wanted || (is_generator && !same_ranks)) continue;
     const checkpoint::RestartValues& numbers =
-        manifest.numbers[is_generator ? state_->communicator->rank() : 0];
+        manifest.numbers[is_generator ? state_->mesh.world().rank() : 0];
     const auto found = numbers.find(item.name);
     if (found != numbers.end()) {
       if (found->second.index() != item.read().index()) {
@@ -126,7 +126,7 @@ void Restore::read_slice(int bucket) {
 }
 
 std::string Restore::gradient_state() const {
-  return saved_->manifest().window->is_summed ? kGradient : own_gradient_of(state_->communicator->rank());
+  return saved_->manifest().window->is_summed ? kGradient : own_gradient_of(state_->mesh.world().rank());
 }
 
 void Restore::read_gradients(int parameter) {
@@ -146,7 +146,7 @@ void Restore::read_gradients(int parameter) {
 
 void Restore::resume_window() const {
   const auto trained = state_->buckets.trained();
-  const checkpoint::RestartValues& numbers = saved_->manifest().numbers[state_->communicator->rank()];
+  const checkpoint::RestartValues& numbers = saved_->manifest().numbers[state_->mesh.world().rank()];
   WindowSoFar window{.has_gradient = std::vector<char>(trained.size()),
                      .arrivals = std::get<int64_t>(numbers.at(kWindowArrivals)),
                      .tally = std::get<std::vector<uint8_t>>(numbers.at(kWindowTally))};

@@ -79,7 +79,7 @@ void Restore::check_window() const {
   auto compare = [&](const char* what, const auto& theirs, const auto& ours) {
     if (theirs != ours) differences += c10::str("\n  ", what, " ", theirs, " there, ", ours, " here");
   };
-  compare("ranks:", manifest.world_size, state_->communicator->world_size());
+  compare("ranks:", manifest.world_size, state_->mesh.world().world_size());
   compare("gradient_accumulation_steps:", saved.accumulation_steps, own.accumulation_steps);
   compare("gradients summed over ranks with each micro-step (stages 2 and 3):", saved.is_summed,
           own.is_summed);

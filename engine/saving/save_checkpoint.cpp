@@ -59,7 +59,7 @@ std::string words_of(const EngineState& state, const fs::path& directory, const 
 // is no error. Once a rank has returned, no rank reads parameters until save_checkpoint() is done.
 template <typename Check, typename Words>
 bool agree_to_save(EngineState& state, const Check& check, const Words& words_now) {
-  Communicator& communicator = *state.communicator;
+  Communicator& communicator = state.mesh.world();
   const std::string label = "saving a checkpoint";
   const Failure failure = failure_of(check);
   const std::string words = words_now();
@@ -95,13 +95,13 @@ CopyTime copy_time(const EngineState& state, int bucket, const StateTensor& kept
   if (kept.home == Home::host) return CopyTime::before_change;
   const BucketKind bucket_kind = state.buckets.kind(bucket);
   const bool is_seen = state.residency && (bucket_kind.around_uses() || bucket_kind.copied_for_writes()) &&
-                       !state.communicator->device().streams().asynchronous();
+                       !state.mesh.data().device().streams().asynchronous();
   return kept.kind == StateKind::value && !is_seen ? CopyTime::at_once : CopyTime::before_change;
 }
 
 // Whether the state is read in place; else it is copied to the host while training goes on.
 bool lies_on_host(const EngineState& state, const StateTensor& kept) {
-  return kept.home == Home::host || !state.communicator->device().streams().asynchronous();
+  return kept.home == Home::host || !state.mesh.data().device().streams().asynchronous();
 }
 
 std::map<std::string, std::string> metadata_of(std::map<std::string, std::string> more = {}) {
@@ -125,7 +125,7 @@ void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, ch
     if (window.has_gradient[parameter] == 0) continue;
     if (!state.reducer.reduces_every_backward()) {
       const at::Tensor& own = state.store.at(bucket, kGradient).memory;
-      add(parameter, own_gradient_of(state.communicator->rank()), 0, state.buckets.piece(parameter, own));
+      add(parameter, own_gradient_of(state.mesh.world().rank()), 0, state.buckets.piece(parameter, own));
       continue;
     }
     state.store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
@@ -137,7 +137,7 @@ void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, ch
 checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
                                        const std::optional<WindowSoFar>& window,
                                        std::vector<std::weak_ptr<checkpoint::MemorySnapshot>>& pinned) {
-  const int rank = state.communicator->rank();
+  const int rank = state.mesh.world().rank();
   const bool is_frozen = bucket >= state.buckets.trained_count();
   std::map<const StateTensor*, std::shared_ptr<checkpoint::MemorySnapshot>> sources;
   checkpoint::FileToWrite file{
@@ -192,8 +192,8 @@ void add_slots(EngineState& state, int bucket, std::vector<checkpoint::FileToWri
                                                    .slot_facts = std::move(slot.facts)});
     state.checkpoints.frozen().find_published(file);
   };
-  add(store.files(), name_of_slot(bucket, state.communicator->rank()));
-  add(store.value_files(), name_of_value_slot(bucket, state.communicator->rank()));
+  add(store.files(), name_of_slot(bucket, state.mesh.world().rank()));
+  add(store.value_files(), name_of_value_slot(bucket, state.mesh.world().rank()));
 }
 
 checkpoint::RangeToWrite whole_range(const NamedTensor& named, const at::Tensor& on_host) {
@@ -257,7 +257,7 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
                CheckpointPart& part) {
   part.manifest = {.tag = tag,
                    .generation = state.progress.counts().applied(),
-                   .world_size = state.communicator->world_size(),
+                   .world_size = state.mesh.world().world_size(),
                    .stage = state.config.zero.stage,
                    .precision = name_of(state.config.precision.training),
                    .optimizer = state.optimizer_name,
@@ -281,17 +281,17 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
     part.files.push_back(file_of_bucket(state, bucket, window, part.pinned[bucket]));
     add_slots(state, bucket, part.files);
   }
-  if (state.communicator->rank() == 0) {
+  if (state.mesh.world().rank() == 0) {
     part.files.push_back(file_of_buffers(state));
     part.files.push_back(file_of_client_tensors(options.client_tensors));
     if (!options.exclude_frozen) part.files.push_back(file_of_frozen(state));
   }
   pins.end();
   if (window) {  // gradient hooks may write on other streams, so wait for the copy
-    Streams& streams = state.communicator->device().streams();
+    Streams& streams = state.mesh.data().device().streams();
     Event copied;
     streams.record(copied, streams.current());
-    streams.await(copied, state.communicator->timeout(), "the copy of the gradients for a checkpoint");
+    streams.await(copied, state.mesh.data().timeout(), "the copy of the gradients for a checkpoint");
   }
   std::erase_if(part.files,
                 [](const checkpoint::FileToWrite& file) { return file.ranges.empty() && !file.slot; });
@@ -307,6 +307,7 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
 fs::path save_checkpoint(EngineState& state, const fs::path& directory, const std::string& given_tag,
                          const CheckpointOptions& options) {
   c10::NoGradGuard no_grad;
+  state.check_one_data_group("engine.save_checkpoint");
   state.finish_open_step();
   state.checkpoints.finish();
   const std::string tag = tag_of(state, given_tag);
@@ -322,12 +323,12 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     state.optimizer->follow_program();
     check_names_and_dtypes(state, "save_checkpoint");
     check_numbers(state, "save_checkpoint");
-    if (state.communicator->rank() > 0) return;
+    if (state.mesh.world().rank() > 0) return;
     checkpoint::check_json(options.client_state, "CheckpointOptions::client_state");
     check_client_tensors(options.client_tensors);
   };
   const bool shares = agree_to_save(state, check, [&] { return words_of(state, directory, tag, options); });
-  const bool opens = state.residency && (shares || state.communicator->device().streams().asynchronous());
+  const bool opens = state.residency && (shares || state.mesh.data().device().streams().asynchronous());
   open_slices(state, opens, "writes before a checkpoint");
   part.save_latest = options.save_latest;
   part.keep_last = options.keep_last;

@@ -89,17 +89,18 @@ class ModelFile {
 void save_16bit_model(EngineState& state, const fs::path& directory, const std::string& filename,
                       bool exclude_frozen, checkpoint::FileSystem& files) {
   c10::NoGradGuard no_grad;
+  state.check_one_data_group("engine.save_16bit_model");
   state.finish_open_step();
   const std::string label = "saving the model to " + (directory / filename).string();
   const int buckets = exclude_frozen ? state.buckets.trained_count() : state.store.count();
   std::string stem;
-  on_all_ranks(*state.communicator, label, [&] {
+  on_all_ranks(state.mesh.world(), label, [&] {
     check_path(directory, filename, "save_16bit_model");
     state.check_between_steps("engine.save_16bit_model");
     check_names_and_dtypes(state, "save_16bit_model");
     stem = stem_of(filename);
   });
-  ModelFile file(state.communicator->rank() == 0);
+  ModelFile file(state.mesh.world().rank() == 0);
   file.open(files, directory, tensors_of(state, buckets, exclude_frozen), stem);
   for (int bucket = 0; bucket < buckets; ++bucket) {
     const int held[] = {bucket};
@@ -111,7 +112,7 @@ void save_16bit_model(EngineState& state, const fs::path& directory, const std::
   for (const NamedTensor& other : state.unbucketed) {
     if (is_written(other, exclude_frozen)) file.write(other.tensor);
   }
-  on_all_ranks(*state.communicator, label, [&] { file.finish(); });
+  on_all_ranks(state.mesh.world(), label, [&] { file.finish(); });
 }
 
 }  // namespace zerorun

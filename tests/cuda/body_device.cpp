@@ -77,7 +77,7 @@ double sum_of_block(std::vector<double> sums) {
 }
 
 template <typename T>
-void add_squares_of(const cuda::Squares<T>& squares, Tally& tally) {
+void add_squares_of(const cuda::Squares<T>& squares, double weight, Tally& tally) {
   const int count = cuda::parts_of(squares.numel);
   std::vector<double> parts(count);
   std::vector<double> sums(cuda::kThreads);
@@ -89,7 +89,7 @@ void add_squares_of(const cuda::Squares<T>& squares, Tally& tally) {
   for (int thread = 0; thread < cuda::kThreads; ++thread) {
     sums[thread] = cuda::sum_of_parts(parts.data(), count, thread);
   }
-  tally.squares += sum_of_block(sums);
+  tally.squares += weight * sum_of_block(sums);
 }
 
 }  // namespace
@@ -114,12 +114,13 @@ void BodyDevice::add_scaled(const at::Tensor& to, const at::Tensor& from, float 
   scale<cuda::AddScaled>(to, from, factor, 1, threads_);
 }
 
-void BodyDevice::add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) {
+void BodyDevice::add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number,
+                             double weight) {
   with_type(values, [&](auto type) {
     using T = typename decltype(type)::type;
     const T* memory = memory_of<T>(values);
     const bool aligned = reinterpret_cast<uintptr_t>(memory) % cuda::kAccess == 0;
-    add_squares_of(cuda::Squares<T>{memory, values.numel(), number, aligned}, tally_in(tally));
+    add_squares_of(cuda::Squares<T>{memory, values.numel(), number, aligned}, weight, tally_in(tally));
   });
 }
 

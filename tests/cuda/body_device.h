@@ -17,7 +17,7 @@ class BodyDevice : public CpuDevice {
                   const FiniteCheck& finite_check) override;
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
   void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
-  void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) override;
+  void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number, double weight) override;
   void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) override;
   void follow_written(const at::Tensor& master, const at::Tensor& values) override;
 

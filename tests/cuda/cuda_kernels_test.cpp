@@ -70,7 +70,7 @@ TEST_CASE("cuda kernels: in a gradient in which all values are NaN the first ele
   const at::Tensor values = device.allocate(numel, at::kFloat);
   ZR_CUDA(cudaMemset(values.mutable_data_ptr(), 0xff, values.nbytes()));
   const at::Tensor tally = new_tally(device);
-  device.add_squares(tally, values, 11);
+  device.add_squares(tally, values, 11, 1);
   device.copy_scaled(values, values, 1, {tally, 21});
   CHECK(number_in(read_tally(device, tally).sum) == 11);
   CHECK(number_in(read_tally(device, tally).gradient) == 21);
@@ -91,9 +91,9 @@ TEST_CASE("cuda kernels: sums of squares have the bits of the kernel's body run 
         INFO(numel << " values of " << dtype << " from " << offset << " on");
         const at::Tensor values = random_values(numel, dtype, 5);
         const at::Tensor found = new_tally(device);
-        device.add_squares(found, put(device, values, offset), 1);
+        device.add_squares(found, put(device, values, offset), 1, 1);
         const at::Tensor wanted = new_tally(bodies);
-        bodies.add_squares(wanted, put(bodies, values, offset), 1);
+        bodies.add_squares(wanted, put(bodies, values, offset), 1, 1);
         CHECK(read_tally(device, found).squares == read_tally(bodies, wanted).squares);
         CHECK(read_tally(device, found).sum == read_tally(bodies, wanted).sum);
       }
@@ -111,7 +111,7 @@ TEST_CASE("cuda kernels: sums of squares are the same in every run, in any numbe
     const cudaStream_t stream = device.streams().handle(device.streams().current());
     ZR_CUDA(cuda::add_squares({stream, blocks}, static_cast<Tally*>(tally.mutable_data_ptr()),
                               static_cast<cuda::SquaresScratch*>(scratch.mutable_data_ptr()),
-                              {values.const_data_ptr(), Dtype::fp32}, values.numel(), 1));
+                              {values.const_data_ptr(), Dtype::fp32}, values.numel(), 1, 1));
     sums.push_back(read_tally(device, tally).squares);
   }
   CHECK(sums == std::vector<double>(sums.size(), sums[0]));
@@ -121,13 +121,13 @@ TEST_CASE("cuda kernels: sums of squares on several streams at once do not distu
   CudaDevice device(0);
   const at::Tensor values = put(device, random_values(5'000'000, at::kFloat, 9));
   const at::Tensor alone = new_tally(device);
-  device.add_squares(alone, values, 1);
+  device.add_squares(alone, values, 1, 1);
   const double wanted = read_tally(device, alone).squares;
   std::vector<at::Tensor> tallies;
   for (int i = 0; i < 60; ++i) tallies.push_back(new_tally(device));
   for (size_t i = 0; i < tallies.size(); ++i) {
     const StreamScope scope(device.streams(), static_cast<Lane>(i % kStreamLanes));
-    device.add_squares(tallies[i], values, 1);
+    device.add_squares(tallies[i], values, 1, 1);
   }
   ZR_CUDA(cudaDeviceSynchronize());
   for (const at::Tensor& tally : tallies) CHECK(read_tally(device, tally).squares == wanted);

@@ -197,8 +197,8 @@ Results updated(Device& device, const UpdateCase& given) {
 
 Tally squares_in(Device& device, const at::Tensor& values, int64_t offset, double before) {
   const at::Tensor tally = new_tally(device);
-  device.add_squares(tally, put(device, from_floats({static_cast<float>(before)}, at::kFloat)), 500);
-  device.add_squares(tally, put(device, values, offset), 1000);
+  device.add_squares(tally, put(device, from_floats({static_cast<float>(before)}, at::kFloat)), 500, 1);
+  device.add_squares(tally, put(device, values, offset), 1000, 1);
   return read_tally(device, tally);
 }
 
@@ -336,7 +336,7 @@ void check_step_facts(Device& tested) {
         const at::Tensor tally = new_tally(device);
         const at::Tensor values = put(device, from_floats({1.5F, value}, at::kFloat));
         device.copy_scaled(values, values, 1, {tally, 7});
-        device.add_squares(tally, values, 100);
+        device.add_squares(tally, values, 100, 1);
         device.publish(exchange, tally, 3, kRanks);
         const at::Tensor published = get(device, exchange);
         device.decide(exchange, kRanks, {.scale = 2, .clipping = clipping});

@@ -42,7 +42,7 @@ std::vector<Change> all_changes() {
       {"a scope of a modifier",
        [](StateTraining& t) {
          GatheredParameters scope(*t.engine, {t.model->last, t.model->bias}, 1);
-         if (t.state->communicator->rank() != 1) return;
+         if (t.state->mesh.data().rank() != 1) return;
          t.model->last.fill_(0.25);
          write_raw(t.model->bias);
        }},

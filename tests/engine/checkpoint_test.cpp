@@ -287,17 +287,17 @@ TEST_CASE("Errors of saves and loads name what does not match") {
   CHECK_THAT(error_of(before_step, cases[0]), Contains("between backward() and step()"));
   auto two_tags = [&](StateTraining& training) {
     training.engine->save_checkpoint(folder / "a",
-                                     "tag" + std::to_string(training.state->communicator->rank()));
+                                     "tag" + std::to_string(training.state->mesh.data().rank()));
   };
   CHECK_THAT(error_of(two_tags, cases[0]),
              Contains("rank 0 \"tag0\" in ") && Contains("; rank 1 \"tag1\" in "));
   auto two_folders = [&](StateTraining& training) {
-    training.engine->save_checkpoint(folder / std::to_string(training.state->communicator->rank()), "x");
+    training.engine->save_checkpoint(folder / std::to_string(training.state->mesh.data().rank()), "x");
   };
   CHECK_THAT(error_of(two_folders, cases[0]), Contains("ranks save different checkpoints"));
   auto two_contents = [&](StateTraining& training) {
     training.engine->save_checkpoint(folder / "a", "x",
-                                     {.exclude_frozen = training.state->communicator->rank() == 1});
+                                     {.exclude_frozen = training.state->mesh.data().rank() == 1});
   };
   CHECK_THAT(error_of(two_contents, cases[0]), Contains(", without frozen parameters: give"));
   auto bad_client_state = [&](StateTraining& training) {
@@ -310,7 +310,7 @@ TEST_CASE("Errors of saves and loads name what does not match") {
   };
   CHECK_THAT(error_of(moved_out, cases[0]), Contains("bias has left its bucket"));
   auto one_rank_failed = [&](StateTraining& training) {
-    if (training.state->communicator->rank() == 1) training.state->held.note_backward();
+    if (training.state->mesh.data().rank() == 1) training.state->held.note_backward();
     training.engine->save_checkpoint(folder / "a", "x");
   };
   CHECK_THAT(error_of(one_rank_failed, cases[0]),

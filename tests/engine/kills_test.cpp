@@ -93,9 +93,9 @@ uint64_t digest_of(const CollectedState& state) {
 // Adds this rank's state and returns the digest of all ranks' state. A collective.
 uint64_t digest_of_all(CollectedState& state, StateTraining& training) {
   state.add(training);
-  training.state->communicator->barrier("collected")->wait();
+  training.state->mesh.data().barrier("collected")->wait();
   const uint64_t digest = digest_of(state);
-  training.state->communicator->barrier("read")->wait();
+  training.state->mesh.data().barrier("read")->wait();
   return digest;
 }
 
@@ -110,7 +110,7 @@ void learn_digests(const Way& way, Told& told) {
     for (int step = 1; step <= kSteps; ++step) {
       training.step(step_of_data(way, step));
       const uint64_t digest = digest_of_all(states[step], training);
-      if (training.state->communicator->rank() == 0) told.digests[step] = digest;
+      if (training.state->mesh.data().rank() == 0) told.digests[step] = digest;
     }
   });
 }

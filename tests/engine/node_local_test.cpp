@@ -163,10 +163,10 @@ TEST_CASE("While the engines live, every host's folder stays locked") {
     training.state->checkpoints.write_to(files);
     save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false});
     training.state->checkpoints.finish();
-    training.state->communicator->barrier("saved")->wait();
+    training.state->mesh.data().barrier("saved")->wait();
     const UniqueFd lock(::open(files.real(kDirectory / kLockName).c_str(), O_RDONLY));
     locked += ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK ? 1 : 0;
-    training.state->communicator->barrier("tried")->wait();
+    training.state->mesh.data().barrier("tried")->wait();
   });
   CHECK(locked == 4);
 }

@@ -48,13 +48,13 @@ TEST_CASE("Writes of the program reach values in files, also of frozen parameter
     if (step == 1) model->fixed.add_(model->fixed);
     if (step == 2) {
       const GatheredParameters scope(*training.engine, {model->last, model->fixed}, 0);
-      if (training.state->communicator->rank() == 0) {
+      if (training.state->mesh.data().rank() == 0) {
         std::memset(model->last.mutable_data_ptr(), 0, model->last.nbytes() / 2);
       }
     }
     if (step == 3) {
       const GatheredParameters scope(*training.engine, {model->fixed}, 0);
-      if (training.state->communicator->rank() == 0) model->fixed.fill_(0.25);
+      if (training.state->mesh.data().rank() == 0) model->fixed.fill_(0.25);
     }
     if (step == 4) training.engine->synchronize();
   };
@@ -191,7 +191,7 @@ struct Layers {
     InitializeOptions options;
     options.communicator = communicator;
     options.bucket_numel = 1;
-    state = std::make_shared<EngineState>(model_of(*model), config, communicator,
+    state = std::make_shared<EngineState>(model_of(*model), config, Mesh(communicator),
                                           collect_parameters(model_of(*model), config, options), options);
     engine.emplace(state);
   }

@@ -41,7 +41,7 @@ Snapshot take(StateTraining& training) {
 
 void put_back(StateTraining& training, const Snapshot& snapshot, const std::string& forgotten = "") {
   finish_open_step(training);
-  Communicator& communicator = *training.state->communicator;
+  Communicator& communicator = training.state->mesh.data();
   communicator.barrier("nobody reads")->wait();
   size_t next = 0;
   training.state->store.for_each(

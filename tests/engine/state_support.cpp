@@ -83,17 +83,17 @@ StateTraining::StateTraining(const StateCase& how, int stage, const std::string&
     client = how.client({model->first, model->last, model->bias});
     options.optimizer = client.get();
   }
-  state = std::make_shared<EngineState>(model_of(*model), config, communicator,
+  state = std::make_shared<EngineState>(model_of(*model), config, Mesh(communicator),
                                         collect_parameters(model_of(*model), config, options), options);
   engine = std::make_unique<Engine>(state);
 }
 
 float StateTraining::step(int number) {
   constexpr int64_t kBatch = 12;  // rows of all ranks together; divisible by 1, 2, 3, 4 and 6 ranks
-  const int64_t rows = kBatch / state->communicator->world_size();
+  const int64_t rows = kBatch / state->mesh.data().world_size();
   const at::Tensor batch = values({kBatch, model->first.size(0)}, static_cast<uint64_t>(100 * number));
   const at::Tensor loss =
-      model->loss(batch.narrow(0, rows * state->communicator->rank(), rows).to(engine->dtype()));
+      model->loss(batch.narrow(0, rows * state->mesh.data().rank(), rows).to(engine->dtype()));
   engine->backward(loss);
   engine->step();
   return loss.item<float>();

@@ -207,7 +207,7 @@ TEST_CASE("streams: the device limits the size of buckets; at stage 3 all can be
     int64_t bytes = 0;
     run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
       const auto recorded = make_recording_communicator(std::move(communicator), recording);
-      bytes = 4 * make_model_layout(model, config, {}, *recorded).buckets.front().numel;
+      bytes = 4 * make_model_layout(model, config, {}, Mesh(recorded)).buckets.front().numel;
     });
     CHECK(bytes == (stage == 3 ? at_stage_3 : limit) * kNumel);
   }

@@ -39,7 +39,7 @@ struct Outcome {
 
 // Runs micro-step `number`. In micro-step `infinite`, rank 1's gradients are not finite.
 float micro_step(StateTraining& training, int number, int infinite) {
-  if (number != infinite || training.state->communicator->rank() != 1) return training.step(number);
+  if (number != infinite || training.state->mesh.data().rank() != 1) return training.step(number);
   const at::Tensor loss = training.model->loss(
       values({5, 61}, static_cast<uint64_t>(100 * number + 1)).to(training.engine->dtype()));
   training.engine->backward(loss * INFINITY);

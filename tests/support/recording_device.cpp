@@ -90,9 +90,10 @@ class RecordingKernels : public CpuDevice {
     uses({from}, {to}, "add_scaled");
     CpuDevice::add_scaled(to, from, factor);
   }
-  void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) override {
+  void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number,
+                   double weight) override {
     uses({values}, {tally}, "add_squares");
-    CpuDevice::add_squares(tally, values, number);
+    CpuDevice::add_squares(tally, values, number, weight);
   }
   void publish(const at::Tensor& exchange, const at::Tensor& tally, int rank, int ranks) override {
     uses({}, {exchange, tally}, "publish");

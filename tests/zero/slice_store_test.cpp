@@ -16,10 +16,13 @@ namespace {
 // elements, parameter 1 is empty, and parameter 2 is the next 6 elements.
 constexpr int kRanks = 3;
 SliceStore three_ranks_store(int rank) {
-  Layout layout{
-      .locations = {{.bucket = 0, .offset = 0}, {.bucket = 0, .offset = 5}, {0, 5}},
-      .buckets = {
-          {.group = 0, .partitioned = false, .numel = 12, .slice_numel = 4, .parameters = {0, 1, 2}}}};
+  Layout layout{.locations = {{.bucket = 0, .offset = 0}, {.bucket = 0, .offset = 5}, {0, 5}},
+                .buckets = {{.group = 0,
+                             .partitioned = false,
+                             .counted = true,
+                             .numel = 12,
+                             .slice_numel = 4,
+                             .parameters = {0, 1, 2}}}};
   return {std::move(layout), {5, 0, 6}, rank, kRanks};
 }
 

@@ -1,0 +1,63 @@
+#include "base/mesh_sizes.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/error.h"
+
+namespace zerorun {
+
+const char* name_of(MeshAxis axis) {
+  constexpr std::array kNames = {"data", "tensor", "pipeline"};
+  return kNames[static_cast<size_t>(axis)];
+}
+
+int size_along(MeshAxis axis, const MeshSizes& sizes) {
+  return axis == MeshAxis::data ? sizes.data : axis == MeshAxis::tensor ? sizes.tensor : sizes.pipeline;
+}
+
+MeshSizes MeshSizes::resolved(int world_size) const {
+  const std::string ranks = std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks");
+  if (data < 0 || tensor < 1 || pipeline < 1) {
+    throw UserError("a mesh of data " + std::to_string(data) + ", tensor " + std::to_string(tensor) +
+                    ", pipeline " + std::to_string(pipeline) +
+                    ": each size must be at least 1 (data 0: the " + "ranks that the others leave)");
+  }
+  const int64_t model = int64_t{tensor} * pipeline;
+  MeshSizes result = *this;
+  if (data == 0 && world_size % model == 0) result.data = static_cast<int>(world_size / model);
+  if (result.data * model == world_size) return result;
+  throw UserError("a mesh of " + (data == 0 ? "" : "data " + std::to_string(data) + " x ") + "tensor " +
+                  std::to_string(tensor) + " x pipeline " + std::to_string(pipeline) + " does not fit " +
+                  ranks + ": the sizes must multiply to the number of ranks");
+}
+
+MeshCoordinates coordinates_of(int rank, const MeshSizes& sizes) {
+  return {.data = rank / sizes.tensor % sizes.data,
+          .tensor = rank % sizes.tensor,
+          .pipeline = rank / sizes.tensor / sizes.data};
+}
+
+int rank_at(const MeshCoordinates& coordinates, const MeshSizes& sizes) {
+  return (coordinates.pipeline * sizes.data + coordinates.data) * sizes.tensor + coordinates.tensor;
+}
+
+std::string describe(const MeshSizes& sizes) {
+  return (sizes.data == 0 ? "" : "data " + std::to_string(sizes.data) + " x ") + "tensor " +
+         std::to_string(sizes.tensor) + " x pipeline " + std::to_string(sizes.pipeline);
+}
+
+std::string describe(const MeshCoordinates& coordinates, const MeshSizes& sizes) {
+  std::string text;
+  const auto add = [&](MeshAxis axis, int value) {
+    if (size_along(axis, sizes) == 1) return;
+    text += (text.empty() ? "" : ", ") + std::string(name_of(axis)) + " " + std::to_string(value);
+  };
+  add(MeshAxis::data, coordinates.data);
+  add(MeshAxis::tensor, coordinates.tensor);
+  add(MeshAxis::pipeline, coordinates.pipeline);
+  return text;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,82 @@
+// The mesh of ranks: from the file's zerorun.mesh, or from the program.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "config/sections.h"
+
+namespace zerorun::config {
+namespace {
+
+using Sizes = std::optional<MeshSizes>;
+
+// "zerorun.mesh" if the file has it.
+Sizes read_section(const Settings& settings) {
+  const Setting* section = settings.find("zerorun.mesh");
+  if (!section || section->source == Source::refused) return std::nullopt;
+  MeshSizes sizes;
+  const auto read = [&](std::string_view path, int& size) {
+    if (settings.undecided(path)) return;
+    if (const auto value = settings.get<int64_t>(path))
+      size = static_cast<int>(std::min<int64_t>(*value, std::numeric_limits<int>::max()));
+  };
+  read("zerorun.mesh.data", sizes.data);
+  read("zerorun.mesh.tensor", sizes.tensor);
+  read("zerorun.mesh.pipeline", sizes.pipeline);
+  return sizes;
+}
+
+// `other`: a key with which DeepSpeed's configurations give the size of an axis. 0 and 1 mean the same.
+void check_same_size(const Resolution& resolution, const std::string& axis, int size,
+                     std::string_view other) {
+  const Settings& settings = resolution.settings;
+  if (!settings.given(other) || settings.undecided(other)) return;
+  const auto found = settings.get<int64_t>(other);
+  if (!found || std::max<int64_t>(*found, 1) == size) return;
+  const std::string key = "zerorun.mesh." + axis;
+  const bool is_key = settings.given(key);
+  resolution.report(
+      is_key ? std::string_view(key) : other, std::string(other) + " = " + std::to_string(*found),
+      std::to_string(size) + " " + axis + (size == 1 ? " rank" : " ranks") + (is_key ? "" : " in the mesh"),
+      "write the same size in both, or leave one of them out");
+}
+
+Sizes resolve_section(const Resolution& resolution, const MeshSizes& section, int world_size,
+                      const Sizes& of_program) {
+  const std::string ranks = std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks");
+  MeshSizes sizes;
+  try {
+    sizes = section.resolved(world_size);
+  } catch (const UserError&) {
+    resolution.report(
+        "zerorun.mesh", "sizes that multiply to the number of ranks, " + ranks, describe(section),
+        "change the sizes or the number of ranks (leave out \"data\": it is what the others leave)");
+    return std::nullopt;
+  }
+  resolution.settings.derive("zerorun.mesh.data", int64_t{sizes.data});
+  if (of_program && of_program->resolved(world_size) != sizes) {
+    resolution.report("zerorun.mesh",
+                      "the mesh of the program, " + describe(of_program->resolved(world_size)),
+                      describe(sizes), "give the same sizes in both places, or leave one of them out");
+  }
+  return sizes;
+}
+
+}  // namespace
+
+Sizes resolve_mesh(const Resolution& resolution, std::optional<int> world_size, const Sizes& of_program) {
+  const Sizes section = read_section(resolution.settings);
+  const Sizes& sizes = section ? section : of_program;
+  if (!sizes) return std::nullopt;
+  check_same_size(resolution, "tensor", sizes->tensor, "tensor_parallel.autotp_size");
+  check_same_size(resolution, "pipeline", sizes->pipeline, "pipeline.stages");
+  if (!world_size) return sizes;
+  return section ? resolve_section(resolution, *section, *world_size, of_program)
+                 : of_program->resolved(*world_size);
+}
+
+}  // namespace zerorun::config

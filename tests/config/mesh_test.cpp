@@ -1,0 +1,76 @@
+#include <catch2/catch.hpp>
+#include <string>
+
+#include "base/error.h"
+#include "config/check.h"
+#include "tests/config/refusal.h"
+
+using zerorun::MeshSizes;
+using zerorun::parse_config;
+using namespace zerorun::test;
+using Catch::Matchers::Contains;
+
+namespace {
+
+std::string text_with(const std::string& mesh, const std::string& more = "") {
+  return "{\"train_micro_batch_size_per_gpu\": 3,\n \"zerorun\": {\"mesh\": " + mesh + "}" + more + "}";
+}
+
+}  // namespace
+
+TEST_CASE("zerorun.mesh gives the sizes, and only data ranks count for batch sizes") {
+  const auto config = parse_config(text_with(R"({"tensor": 2, "pipeline": 2})"), "conf", 8);
+  CHECK(config.mesh == MeshSizes{.data = 2, .tensor = 2, .pipeline = 2});
+  CHECK(config.batch.train_batch_size == 6);
+  CHECK_THAT(config.resolved, Contains(R"("data": 2)"));
+  CHECK(parse_config(text_with("{}"), "conf", 8).mesh == MeshSizes{.data = 8, .tensor = 1, .pipeline = 1});
+  CHECK(!parse_config(R"({"train_batch_size": 8})", "conf", 8).mesh);
+}
+
+TEST_CASE("the program's mesh stands in for zerorun.mesh, and must be the same as one that is there") {
+  const MeshSizes of_program{.data = 0, .tensor = 4, .pipeline = 1};
+  const auto config =
+      parse_config(R"({"train_batch_size": 6})", "conf", {.world_size = 8, .mesh = of_program});
+  CHECK(config.mesh == MeshSizes{.data = 2, .tensor = 4, .pipeline = 1});
+  CHECK(config.batch.micro_batch_size_per_gpu == 3);
+  const std::string same = text_with(R"({"tensor": 4})");
+  CHECK(parse_config(same, "conf", {.world_size = 8, .mesh = of_program}).batch.train_batch_size == 6);
+  CHECK_THROWS_WITH(
+      parse_config(text_with(R"({"tensor": 2})"), "conf", {.world_size = 8, .mesh = of_program}),
+      Contains("conf:2:22 zerorun.mesh") &&
+          Contains("the mesh of the program, data 2 x tensor 4 x pipeline 1") &&
+          Contains("data 4 x tensor 2 x pipeline 1"));
+}
+
+TEST_CASE("a mesh that does not fit is refused with its place") {
+  auto found = refusals(text_with(R"({"data": 3, "tensor": 2})"), 8);
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].place() == "2:22 zerorun.mesh");
+  CHECK(found[0].expected == "sizes that multiply to the number of ranks, 8 ranks");
+  CHECK(found[0].found == "data 3 x tensor 2 x pipeline 1");
+  found = refusals(text_with(R"({"tensor": 0})"), 8);
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].place() == "2:33 zerorun.mesh.tensor");
+  found = refusals(text_with(R"({"tensors": 2})"), 8);
+  REQUIRE(found.size() == 1);
+  CHECK_THAT(found[0].place(), Contains("zerorun.mesh.tensors"));
+}
+
+TEST_CASE("sizes that DeepSpeed's keys give differently are refused, and both are named") {
+  auto found = refusals(text_with(R"({"pipeline": 2})", R"(, "pipeline": {"stages": 4})"), 8);
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].place() == "2:35 zerorun.mesh.pipeline");
+  CHECK(found[0].expected == "pipeline.stages = 4");
+  CHECK(found[0].found == "2 pipeline ranks");
+  found = refusals(text_with(R"({"tensor": 2})", R"(, "tensor_parallel": {"autotp_size": 1})"), 8);
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].expected == "tensor_parallel.autotp_size = 1");
+  CHECK(refusals(text_with(R"({"pipeline": 2})", R"(, "pipeline": {"stages": 2})"), 8).empty());
+  CHECK(refusals(text_with(R"({"data": 8})", R"(, "tensor_parallel": {"autotp_size": 0})"), 8).empty());
+}
+
+TEST_CASE("batch sizes that do not fit name data ranks") {
+  const auto found = refusals(R"({"train_batch_size": 7, "zerorun": {"mesh": {"tensor": 4}}})", 8);
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].expected == "a multiple of 2 data ranks");
+}
