@@ -1,12 +1,17 @@
 #include "launcher/hosts/dry_run.h"
 
+#include <cstdint>
+#include <filesystem>
+
+#include "base/error.h"
 #include "base/listening.h"
 #include "base/processor_list.h"
+#include "config/check.h"
 
 namespace zerorun::launcher {
 
 std::string describe_job(const JobEnvironment& job, int node, const std::vector<std::string>& inherited,
-                         const NodeOrder& order) {
+                         const NodeOrder& order, const std::optional<MeshSizes>& mesh) {
   std::string command;
   if (!order.venv_script.empty()) {
     command += R"( /bin/bash -c '. "$0" && exec "$@"' )" + shell_word(order.venv_script);
@@ -36,9 +41,30 @@ std::string describe_job(const JobEnvironment& job, int node, const std::vector<
     }
     if (rank_node == node && !job.bindings.empty())
       text += " taskset -c " + processor_list(job.bindings.at(job.placement.local_rank(rank)).processors);
-    text += command + "\n";
+    text += command;
+    if (mesh) text += "  # " + describe(coordinates_of(rank, *mesh), *mesh);
+    text += "\n";
   }
   return text;
+}
+
+std::optional<MeshSizes> find_mesh(const std::vector<std::string>& command, int world_size) {
+  for (const std::string& word : command) {
+    const std::filesystem::path file = word.substr(word.find('=') + 1);  // all of it without "="
+    if (file.extension() != ".json") continue;
+    try {
+      const std::string text = config::read_config_file(file);
+      const config::Settings settings = config::check_config(text, file.string(), {}).settings;
+      if (!settings.find("zerorun.mesh")) continue;
+      const auto size = [&](const char* axis) {
+        return static_cast<int>(settings.get<int64_t>(std::string("zerorun.mesh.") + axis).value_or(0));
+      };
+      return MeshSizes{.data = size("data"), .tensor = size("tensor"), .pipeline = size("pipeline")}.resolved(
+          world_size);
+    } catch (const UserError&) {  // the program reports it
+    }
+  }
+  return std::nullopt;
 }
 
 std::string shell_line(const std::vector<std::string>& words, const std::string& secret) {

@@ -295,7 +295,8 @@ int print_plan(const LaunchOptions& options, Part part, const Endpoint& endpoint
   if (part == Part::alone && point.address.empty()) point.address = kThisHost;
   if (part == Part::starts) add_surroundings(order);
   const JobEnvironment job = node_environment(order, point, machine, -1);
-  const std::string text = describe_job(job, here ? order.node : -1, inherited_environment(), order);
+  const std::string text = describe_job(job, here ? order.node : -1, inherited_environment(), order,
+                                        find_mesh(order.arguments, job.placement.world_size()));
   std::fputs(text.c_str(), stdout);  // main() flushes it
   return 0;
 }

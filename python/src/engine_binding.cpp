@@ -38,7 +38,15 @@ struct Given {
   Arguments arguments;
   bool has_schedule = false;  // the program passes a schedule
   std::string output_folder;
+  std::optional<std::tuple<int, int, int>>
+      mesh;  // sizes of data (0: what the others leave), tensor, pipeline
 };
+
+std::optional<MeshSizes> sizes_of(const Given& given) {
+  if (!given.mesh) return std::nullopt;
+  const auto [data, tensor, pipeline] = *given.mesh;
+  return MeshSizes{.data = data, .tensor = tensor, .pipeline = pipeline};
+}
 
 bool requires_grad(const Model& model) {
   return std::ranges::any_of(model.parameters,
@@ -48,9 +56,11 @@ bool requires_grad(const Model& model) {
 // An engine has no optimizer if neither the config nor the program names one, or if the config names one for
 // a model that is frozen: a reference model, or one that is only evaluated.
 Config read_config(const Given& given, const Model& model, int world_size, bool& computes_only) {
-  Config config = parse_config(
-      given.config, given.origin,
-      {.world_size = world_size, .arguments = given.arguments, .hidden_size = hidden_size_of(model)});
+  Config config = parse_config(given.config, given.origin,
+                               {.world_size = world_size,
+                                .mesh = sizes_of(given),
+                                .arguments = given.arguments,
+                                .hidden_size = hidden_size_of(model)});
   const bool is_python = given.python_optimizer != nullptr;
   if (!given.optimizer.empty() || is_python) {
     if (config.optimizer) {
@@ -83,6 +93,7 @@ std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
   InitializeOptions options;
   options.communicator = connect();
   const Config config = read_config(given, model, options.communicator->world_size(), options.computes_only);
+  options.mesh = sizes_of(given);
   options.marks_gradients = true;
   options.output_folder = given.output_folder;
   options.optimizer = given.python_optimizer.get();
@@ -267,6 +278,16 @@ void bind_facts(Class& engine) {
       .def("device", [](CoreEngine& core) { return core.get().device().str(); })
       .def("rank", [](CoreEngine& core) { return core.get().communicator().rank(); })
       .def("world_size", [](CoreEngine& core) { return core.get().communicator().world_size(); })
+      .def("mesh_sizes",  // by axis
+           [](CoreEngine& core) {
+             const MeshSizes& sizes = core.get().mesh().sizes();
+             return py::dict("data"_a = sizes.data, "tensor"_a = sizes.tensor, "pipeline"_a = sizes.pipeline);
+           })
+      .def("coordinates",  // of this rank, by axis
+           [](CoreEngine& core) {
+             const MeshCoordinates& own = core.get().mesh().coordinates();
+             return py::dict("data"_a = own.data, "tensor"_a = own.tensor, "pipeline"_a = own.pipeline);
+           })
       .def("shares_memory", [](CoreEngine& core) { return core.get().communicator().shares_memory(); })
       .def(
           "barrier",
@@ -428,7 +449,8 @@ void bind_engine(py::module_& module) {
       .def_readwrite("groups", &Given::groups)
       .def_readwrite("arguments", &Given::arguments)
       .def_readwrite("has_schedule", &Given::has_schedule)
-      .def_readwrite("output_folder", &Given::output_folder);
+      .def_readwrite("output_folder", &Given::output_folder)
+      .def_readwrite("mesh", &Given::mesh);
   py::class_<CoreEngine, std::unique_ptr<CoreEngine, WithoutGil>> engine(module, "Engine");
   bind_training(engine);
   bind_checkpoints(engine);

@@ -9,7 +9,7 @@ import weakref
 
 import torch
 
-from . import _core, _registry, client_state as states, data, zero_to_fp32
+from . import _core, _registry, client_state as states, data, groups as groups_of_ranks, zero_to_fp32
 from ._core import CommError, Error, UserError
 from .comm import get_world_size, init_distributed, take_over_launcher
 from .errors import FailedAssertion, not_supported
@@ -17,6 +17,7 @@ from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
 from .inputs import given_config, path_for_core, read_config, refuse_lone_ranks, refuse_models, shown, tag_for_core
+from .mesh import mesh_of
 from .model_watch import ModelWatch
 from .module_notes import explained_errors, log_conversions, log_left_out
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
@@ -33,17 +34,16 @@ _SCHEDULE_KEY, _OPTIMIZER_KEY = "_lr_scheduler", "_zerorun_optimizer"
 
 def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
                distributed_port=None, mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None,
-               config_params=None, arguments=None):
+               config_params=None, arguments=None, mesh=None, mesh_device=None):
     """As deepspeed.initialize(): returns (engine, optimizer, training_dataloader, lr_scheduler).
 
     `config`: a dict, or the path of a ds_config.json; else args.deepspeed_config. `arguments`: values for "auto", by the
-    key's path. A collective. Raises zerorun.UserError."""
+    key's path. `mesh`: {"data": 2, "tensor": 2}, the config's zerorun.mesh; nothing is split along tensor and pipeline yet, so each
+    data group trains a model of its own. A collective. Raises zerorun.UserError."""
     if isinstance(model, Engine):
         raise UserError("initialize(): the model is an engine already: pass the module that it was made from")
     refuse_models(model)
-    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
-        if value is not None:
-            raise not_supported(f"initialize({name}=...)", "leave it out; parameters are partitioned over all ranks")
+    sizes = mesh_of(mesh, mesh_device, mesh_param, mpu)
     take_over_launcher()
     if dist_init_required is not False:
         init_distributed()
@@ -51,7 +51,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     config = given_config(args, config if config is not None else config_params)
     text, origin = read_config(config)
     engine = Engine(model, text, origin, config=config, optimizer=optimizer, model_parameters=model_parameters,
-                    lr_scheduler=lr_scheduler, arguments=arguments)
+                    lr_scheduler=lr_scheduler, arguments=arguments, mesh=sizes)
     loader = engine.deepspeed_io(training_data, collate_fn=collate_fn) if training_data is not None else None
     return engine, engine.optimizer, loader, engine.lr_scheduler
 
@@ -60,7 +60,7 @@ class Engine(Facts, Weights, torch.nn.Module):
     """Calls the model and runs ZeRO on its parameters. A model has one engine on each rank, used by one thread at a time."""
 
     def __init__(self, model, config_text, origin, config=None, optimizer=None, model_parameters=None, lr_scheduler=None,
-                 arguments=None):
+                 arguments=None, mesh=None):
         super().__init__()
         if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
             chosen = model_parameters if model_parameters is not None else model.parameters()
@@ -78,6 +78,7 @@ class Engine(Facts, Weights, torch.nn.Module):
         else:
             given.optimizer = as_config(optimizer) if optimizer is not None else ""
         given.arguments = dict(arguments or {})
+        given.mesh = mesh
         given.has_schedule = lr_scheduler is not None
         dtypes = {name: tensor.dtype for name, tensor in given.parameters}
         self._core = _core.start(given)
@@ -107,6 +108,7 @@ class Engine(Facts, Weights, torch.nn.Module):
         self._client_watch = ClientWatch(self, optimizer) if optimizer is not None else None
         if self._core.rank() == 0:
             log_conversions(model, dtypes, self.dtype)
+        groups_of_ranks.follow(self._core)
         _registry.add(self)
 
     # A copy would share the engine's state with the original.
@@ -362,8 +364,8 @@ class Engine(Facts, Weights, torch.nn.Module):
 
     def deepspeed_io(self, dataset, batch_size=None, route=None, pin_memory=True, data_sampler=None, collate_fn=None,
                      num_local_io_workers=None):
-        return data.make_loader(dataset, batch_size or self.train_micro_batch_size_per_gpu(), self._core.rank(),
-                                self._core.world_size(), collate_fn=collate_fn, num_workers=num_local_io_workers or 0)
+        return data.make_loader(dataset, batch_size or self.train_micro_batch_size_per_gpu(),
+                                self._core.coordinates()["data"], self._core.mesh_sizes()["data"], collate_fn=collate_fn, num_workers=num_local_io_workers or 0)
 
 
 DeepSpeedEngine = Engine

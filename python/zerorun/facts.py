@@ -79,7 +79,7 @@ class Facts:
 
     @property
     def global_samples(self):
-        return self.micro_steps * self.train_micro_batch_size_per_gpu() * self.world_size
+        return self.micro_steps * self.train_micro_batch_size_per_gpu() * self.data_parallel_size
 
     @property
     def device(self):
@@ -104,6 +104,21 @@ class Facts:
     @property
     def world_size(self):
         return self._core.world_size()
+
+    @property
+    def data_parallel_size(self):
+        """The ranks among which gradients are averaged: all, unless there is a mesh."""
+        return self._core.mesh_sizes()["data"]
+
+    @property
+    def mesh(self):
+        """The sizes of the mesh, by axis."""
+        return self._core.mesh_sizes()
+
+    @property
+    def coordinates(self):
+        """This rank's place in the mesh, by axis."""
+        return self._core.coordinates()
 
     @property
     def resolved_config(self):

@@ -1,37 +1,69 @@
-"""deepspeed.utils.groups without meshes: all ranks are one data-parallel group; every other group has one rank."""
+"""deepspeed.utils.groups. All ranks are one data-parallel group, unless the last engine has a mesh (docs/python.md); there is no
+sequence or expert parallelism."""
 
 import torch.distributed as _torch_distributed
 
 from . import comm
 from .errors import not_supported
 
+_mesh = None  # sizes and coordinates of the last engine, if its mesh has several data groups
+
+
+def follow(core):
+    """Called when an engine is made: these functions describe its mesh."""
+    global _mesh
+    sizes = core.mesh_sizes()
+    _mesh = (sizes, core.coordinates()) if sizes["data"] < core.world_size() else None
+
+
+def _size(axis, without_mesh):
+    return without_mesh if _mesh is None else _mesh[0][axis]
+
+
+def _rank(axis, without_mesh):
+    return without_mesh if _mesh is None else _mesh[1][axis]
+
 
 def get_data_parallel_group():
+    if _mesh is not None:
+        raise not_supported("a torch process group of a mesh's data ranks", "make those of all data groups with "
+                            "torch.distributed.new_group(), on all ranks")
     return _torch_distributed.group.WORLD
 
 
 def get_data_parallel_world_size():
-    return comm.get_world_size()
+    return _size("data", comm.get_world_size())
 
 
 def get_data_parallel_rank():
-    return comm.get_rank()
+    return _rank("data", comm.get_rank())
 
 
 def get_data_parallel_group_ranks():
-    return range(comm.get_world_size())
+    if _mesh is None:
+        return range(comm.get_world_size())
+    sizes, own = _mesh
+    first = own["pipeline"] * sizes["data"] * sizes["tensor"] + own["tensor"]
+    return range(first, first + sizes["data"] * sizes["tensor"], sizes["tensor"])
 
 
 def get_model_parallel_world_size():
-    return 1
+    return _size("tensor", 1)
 
 
 def get_model_parallel_rank():
-    return 0
+    return _rank("tensor", 0)
 
 
 get_tensor_model_parallel_world_size, get_tensor_model_parallel_rank = get_model_parallel_world_size, get_model_parallel_rank
-get_sequence_parallel_world_size, get_sequence_parallel_rank = get_model_parallel_world_size, get_model_parallel_rank
+
+
+def get_sequence_parallel_world_size():
+    return 1
+
+
+def get_sequence_parallel_rank():
+    return 0
 
 
 def get_sequence_parallel_group():

@@ -13,7 +13,7 @@ Evaluation evaluate(Gpt2& model, zerorun::Engine& engine, const TokenFile& text,
   if (text.size() < 2) throw UserError("--eval: the text has one token: expected more, to predict them");
   at::NoGradGuard no_grad;
   engine.eval();
-  zerorun::Communicator& communicator = engine.communicator();
+  zerorun::Communicator& communicator = engine.mesh().data();
   // Each window begins with the last token of the previous window, so every token but the first is predicted
   // once.
   const int64_t stride = seq - 1;

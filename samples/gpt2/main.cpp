@@ -58,7 +58,7 @@ Dataset open_data(const ProgramOptions& options, const Tokenizer& tokenizer, con
                   .sampler = {.seq = options.seq,
                               .micro_batch = config.batch.micro_batch_size_per_gpu,
                               .accumulation = config.batch.gradient_accumulation_steps,
-                              .world_size = communicator.world_size(),
+                              .world_size = config.mesh ? config.mesh->data : communicator.world_size(),
                               .seed = options.model.seed,
                               .sequential = options.sequential}},
                  tokenizer, communicator, makes_tokens);
@@ -102,6 +102,8 @@ void introduce(const ProgramOptions& options, const Dataset& data, const Tokeniz
               with_commas(parameters).c_str(), static_cast<long long>(options.model.layers),
               static_cast<long long>(options.model.hidden), config.zero.stage,
               engine.communicator().world_size(), engine.communicator().world_size() == 1 ? "rank" : "ranks");
+  if (config.mesh)
+    std::printf("mesh: %s; each data group trains a model of its own\n", describe(*config.mesh).c_str());
   std::printf("data: %s", data.description().c_str());
   if (!tokenizer.is_bytes()) std::printf("; %s kinds of token", with_commas(tokenizer.size()).c_str());
   std::printf("\n");
@@ -134,7 +136,7 @@ StartedStep start_step(int64_t first, Gpt2& model, zerorun::Engine& engine, cons
   StartedStep step{.record = {.step = engine.global_steps()}, .loss = {}};
   at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(engine.device()));
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-    const Batch batch = data.batch(first, micro_step, engine.communicator().rank());
+    const Batch batch = data.batch(first, micro_step, engine.mesh().data().rank());
     at::Tensor loss = model->loss(to_device(batch.tokens, engine.device()),
                                   to_device(batch.attention_mask, engine.device()));
     if (micro_step == 0) {
@@ -150,9 +152,9 @@ StartedStep start_step(int64_t first, Gpt2& model, zerorun::Engine& engine, cons
   return step;
 }
 
-// Waits for the step's results. Every rank gets the same record.
+// Waits for the step's results. Every rank of a data group gets the same record.
 StepRecord finish_step(const StartedStep& step, zerorun::Engine& engine) {
-  zerorun::Communicator& communicator = engine.communicator();
+  zerorun::Communicator& communicator = engine.mesh().data();
   StepRecord record = step.record;
   record.grad_norm = engine.get_global_grad_norm();
   record.skipped = engine.skipped_steps();
@@ -216,7 +218,7 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
   await_checkpoint(engine);
   if (!talks) return;
   const int64_t steps = engine.global_steps() - first;
-  if (engine.communicator().world_size() == 1 || steps <= 0) return;
+  if (engine.mesh().data().world_size() == 1 || steps <= 0) return;
   const int64_t micro_steps = steps * engine.config().batch.gradient_accumulation_steps;
   std::printf("%s", traffic_report(engine, count_parameters(model), micro_steps).c_str());
 }

@@ -45,12 +45,13 @@ int run(int argc, char** argv) {
   options.output_folder = samples::folder_of(csv_file);
   zerorun::Engine engine = zerorun::initialize(*model, deepspeed.config_file(), options);
 
-  zerorun::Communicator& ranks = engine.communicator();
+  zerorun::Communicator& ranks = engine.mesh().data();
+  const bool talks = engine.communicator().rank() == 0;
   const zerorun::BatchConfig& batch = engine.config().batch;
   const int64_t steps_per_print = engine.config().steps_per_print.value_or(steps);
   const at::Tensor teacher = random_normal({kInputs, kClasses}, seed);
   std::optional<samples::CsvLog> csv;
-  if (ranks.rank() == 0 && !csv_file.empty()) csv.emplace(csv_file);
+  if (talks && !csv_file.empty()) csv.emplace(csv_file);
 
   for (int64_t step = 0, batches = 0; step < steps; ++step) {
     const double lr = engine.get_lr().front(), loss_scale = engine.loss_scale();
@@ -69,7 +70,7 @@ int run(int argc, char** argv) {
     }
     ranks.all_reduce(sums, "loss and accuracy")->wait();
     sums /= batch.gradient_accumulation_steps * ranks.world_size();
-    if (ranks.rank() != 0) continue;
+    if (!talks) continue;
     if (csv) {
       csv->write({step, sums[0].item<double>(), engine.get_global_grad_norm(), lr, loss_scale,
                   engine.skipped_steps()});

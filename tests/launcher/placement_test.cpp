@@ -173,6 +173,28 @@ TEST_CASE("a dry run prints commands that are quoted for a shell") {
   CHECK(shell_word("$(id)") == "'$(id)'");
 }
 
+TEST_CASE("a dry run shows the coordinates of the mesh that the program's config names") {
+  const zerorun::testing::TemporaryFolder folder;
+  const std::string plain = (folder / "plain.json").string(), meshed = (folder / "ds_config.json").string();
+  std::ofstream(plain) << R"({"train_batch_size": 8})";
+  std::ofstream(meshed) << R"({"train_batch_size": 8, "zerorun": {"mesh": {"tensor": 2}}})";
+  CHECK(!find_mesh({"prog", "--other", plain, "none.json"}, 4));
+  CHECK(!find_mesh({"prog", "--deepspeed_config", meshed}, 3));  // the program refuses it
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"prog", "--deepspeed", meshed},
+                                                {"prog", plain, "--deepspeed_config=" + meshed}}) {
+    const auto mesh = find_mesh(words, 4);
+    REQUIRE(mesh == zerorun::MeshSizes{.data = 2, .tensor = 2, .pipeline = 1});
+    JobEnvironment job;
+    job.placement = Placement({{"a", {0, 1, 2, 3}}});
+    NodeOrder order;
+    order.arguments = {"prog"};
+    const std::string text = describe_job(job, 0, {}, order, mesh);
+    CHECK_THAT(text, Contains(" RANK=0 ") && Contains(" prog  # data 0, tensor 0\n") &&
+                         Contains(" prog  # data 0, tensor 1\n") &&
+                         Catch::Matchers::EndsWith(" prog  # data 1, tensor 1\n"));
+  }
+}
+
 TEST_CASE("zerorun.as_deepspeed runs scripts, modules and other programs for which zerorun is deepspeed") {
   using Words = std::vector<std::string>;
   const zerorun::testing::TemporaryFolder folder;

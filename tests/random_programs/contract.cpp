@@ -16,6 +16,8 @@ constexpr int kSlots = 3;
 
 void correct(Setup& setup) {
   setup.ranks = std::clamp(setup.ranks, 1, 4);
+  setup.groups = std::clamp(setup.groups, 1, 2);
+  if (in_processes(setup.place) || setup.source == Source::enable_zero) setup.groups = 1;
   if (setup.source != Source::config) {  // its results are compared with a tolerance, which is for float32
     setup.precision = setup.communication = setup.accumulation = Precision::fp32;
     setup.in_files = InFiles::nothing;
@@ -115,6 +117,7 @@ class Contract {
       case Kind::optimizer_file:
         return allows_change(operation);
       case Kind::save:
+        return setup_.groups == 1 && allows_checkpoint(operation);
       case Kind::load:
       case Kind::resume:
         return allows_checkpoint(operation);
@@ -123,7 +126,7 @@ class Contract {
       case Kind::remake:
         return allows_remake(operation);
       case Kind::companion:
-        return free();
+        return free() && (setup_.groups == 1 || operation.how != 4);  // 4 saves
       case Kind::fork:
         return free() && setup_.place == Place::shared_memory_processes && setup_.ranks > 1;
     }

@@ -29,7 +29,7 @@ class EngineRun {
         setup_(program.setup),
         communicator_(std::move(communicator)),
         folder_(std::move(folder)),
-        rank_(communicator_->rank()),
+        rank_(rank_in_group(setup_, *communicator_)),
         reader_(expected, setup_.source == Source::config ? 0 : kTolerance) {}
 
   void run() {

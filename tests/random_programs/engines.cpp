@@ -32,6 +32,13 @@ Config parsed(const Setup& setup) {
   return parse_config(config_of(setup), "the program", setup.ranks);
 }
 
+InitializeOptions options_for(const Setup& setup, std::shared_ptr<Communicator> communicator) {
+  InitializeOptions options;
+  options.communicator = std::move(communicator);
+  if (setup.groups > 1) options.mesh = {.data = setup.ranks, .tensor = setup.groups, .pipeline = 1};
+  return options;
+}
+
 }  // namespace
 
 std::unique_ptr<ProgramEngine> make_engine(const Program& program, Model& model,
@@ -46,8 +53,7 @@ std::unique_ptr<ProgramEngine> make_engine(const Program& program, Model& model,
                              setup.clips ? kClipping : 0);
     return made;
   }
-  InitializeOptions options;
-  options.communicator = std::move(communicator);
+  InitializeOptions options = options_for(setup, std::move(communicator));
   options.bucket_numel = setup.bucket_numel;
   options.marks_gradients = setup.marks;
   if (made->optimizer) {
@@ -69,7 +75,10 @@ std::unique_ptr<ProgramEngine> make_engine(const Program& program, Model& model,
 void run_companion(const Program& program, const Operation& operation,
                    const std::shared_ptr<Communicator>& communicator, const std::filesystem::path& folder) {
   Program small;
-  small.setup = {.place = program.setup.place, .ranks = program.setup.ranks, .stage = program.setup.stage};
+  small.setup = {.place = program.setup.place,
+                 .ranks = program.setup.ranks,
+                 .groups = program.setup.groups,
+                 .stage = program.setup.stage};
   const bool by_itself = in_processes(small.setup.place) && operation.how == 2;
   torch::nn::Module model;
   const at::Tensor weight = model.register_parameter("weight", numbers({5}, 1));
@@ -80,8 +89,7 @@ void run_companion(const Program& program, const Operation& operation,
   }
   const at::Tensor moved = sum * static_cast<float>(1.0 / small.setup.ranks) * kLearningRate;
   const at::Tensor expected = numbers({5}, 1) - moved;
-  InitializeOptions options;
-  if (!by_itself) options.communicator = communicator;
+  InitializeOptions options = options_for(small.setup, by_itself ? nullptr : communicator);
   if (operation.how == 3) {
     options.parameter_groups.resize(2);
     expect_throws([&] { initialize(model, parsed(small.setup), options); }, "is in no parameter group",
@@ -90,7 +98,8 @@ void run_companion(const Program& program, const Operation& operation,
   }
   Engine engine = initialize(model, parsed(small.setup), options);
   const auto train = [&] {
-    engine.backward((weight * numbers({5}, operation.data + communicator->rank())).sum());
+    engine.backward(
+        (weight * numbers({5}, operation.data + rank_in_group(small.setup, *communicator))).sum());
     engine.step();
   };
   train();
@@ -107,14 +116,14 @@ at::Tensor run_evaluator(const Program& program, const Operation& operation,
                          const std::shared_ptr<Communicator>& communicator,
                          const std::filesystem::path& folder, const std::string& tag) {
   Model model(program);
-  InitializeOptions options;
-  options.communicator = communicator;
+  InitializeOptions options = options_for(program.setup, communicator);
   options.bucket_numel = program.setup.bucket_numel;
   options.computes_only = true;
   Engine engine = initialize(model, parsed(program.setup), options);
   if (!tag.empty()) engine.load_checkpoint(folder, tag, {.optimizer_states = false, .counters = false});
   engine.eval();
-  const at::Tensor loss = loss_of(model.all, operation.parameters, operation.data, communicator->rank());
+  const at::Tensor loss =
+      loss_of(model.all, operation.parameters, operation.data, rank_in_group(program.setup, *communicator));
   const char* const why = "without an optimizer";
   if (loss.requires_grad()) expect_throws([&] { engine.backward(loss); }, why, "backward() of an evaluator");
   expect_throws([&] { engine.step(); }, why, "step() of an evaluator");

@@ -31,6 +31,11 @@ struct ProgramEngine {
   Engine& get() { return zero ? zero->engine() : *own; }
 };
 
+/// The rank among those of its data group; data groups are neighbours.
+inline int rank_in_group(const Setup& setup, const Communicator& world) {
+  return world.rank() / setup.groups;
+}
+
 /// `swaps`: the parameter groups change places.
 std::unique_ptr<ProgramEngine> make_engine(const Program& program, Model& model,
                                            std::shared_ptr<Communicator> communicator, bool swaps = false);

@@ -43,12 +43,13 @@ std::string run_in_threads(const Program& program, const std::filesystem::path& 
                            std::chrono::milliseconds deadline) {
   at::set_num_threads(1);
   const std::vector<Journal> journals = plain_journals(program);
-  std::vector<std::string> failures(program.setup.ranks);
+  const int ranks = program.setup.ranks * program.setup.groups;
+  std::vector<std::string> failures(ranks);
   run_ranks(
-      program.setup.ranks,
+      ranks,
       [&](std::shared_ptr<Communicator> communicator) {
         const int rank = communicator->rank();
-        failures[rank] = run_rank(program, communicator, folder, journals[rank]);
+        failures[rank] = run_rank(program, communicator, folder, journals[rank / program.setup.groups]);
       },
       deadline, program.setup.place == Place::sharing_threads);
   // Moves the messages of ranks that only waited in vain for another rank to the end, because they do not

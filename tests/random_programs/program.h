@@ -25,7 +25,8 @@ inline constexpr int kNobody = -2;
 
 struct Setup {
   Place place = Place::threads;
-  int ranks = 1;
+  int ranks = 1;   // of a data group
+  int groups = 1;  // data groups of the job, each of which runs the program
   int stage = 0;
   Precision precision = Precision::fp32;
   Precision communication = Precision::fp32;

@@ -56,6 +56,7 @@ template <typename Visitor>
 void visit(Setup& setup, Visitor&& visitor) {
   visitor.name("place", setup.place, kPlaceNames);
   visitor.number("ranks", setup.ranks);
+  visitor.number("groups", setup.groups);
   visitor.number("stage", setup.stage);
   visitor.name("precision", setup.precision, kPrecisionNames);
   visitor.name("communication", setup.communication, kPrecisionNames);
