@@ -156,6 +156,14 @@ def test_leaf_modules_of_the_config(caplog):
     assert "leaf_module: the model has no module 'Experts' and none 'nowhere': correct the name" in caplog.text
 
 
+def test_blocks_of_experts_are_leaf_modules_where_ranks_share_no_memory():
+    block = type("MixtralSparseMoeBlock", (torch.nn.Linear,), {"__module__": "transformers.models.mixtral.modeling_mixtral"})
+    for classes, shares_memory, marked in (([], False, True), ([], True, False), (["Other"], False, False)):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), block(2, 2))
+        utils.mark_leaf_modules(model, {"leaf_classes": classes, "leaf_names": [], "leaf_suffixes": []}, shares_memory)
+        assert utils.get_z3_leaf_modules(model) == ([model[1]] if marked else [])
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_what_the_config_says_of_saving(stage):
     for key in ("stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save"):
