@@ -90,6 +90,18 @@ def test_hooks_on_the_optimizers_step(stage):
     assert called == first + second
 
 
+def test_hooks_of_all_optimizers_are_called_once_for_one_that_runs_itself():
+    model, called = net(), []
+    plain = {**config(), "zero_allow_untested_optimizer": True}
+    del plain["optimizer"]
+    engine = zerorun.initialize(model=model, config=plain, optimizer=torch.optim.NAdam(model.parameters()))[0]
+    handle = register_optimizer_step_post_hook(lambda of, args, kwargs: called.append("all"))
+    engine.optimizer.register_step_post_hook(lambda of, args, kwargs: called.append("own"))
+    step(engine)
+    handle.remove()
+    assert called == ["all", "own"]
+
+
 def test_a_hook_before_the_step_may_set_rates():
     engine = make()
     before = [parameter.detach().clone() for parameter in engine.module.parameters()]

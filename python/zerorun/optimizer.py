@@ -248,11 +248,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def call_step_hooks(self, is_before):
         """Calls what register_step_pre_hook() or register_step_post_hook() have registered, here or for all optimizers."""
-        if is_before:
-            hooks = (*_all_optimizers._global_optimizer_pre_hooks.values(), *self._optimizer_step_pre_hooks.values())
-        else:
-            hooks = (*self._optimizer_step_post_hooks.values(), *_all_optimizers._global_optimizer_post_hooks.values())
-        for hook in hooks:
+        of_all = _all_optimizers._global_optimizer_pre_hooks if is_before else _all_optimizers._global_optimizer_post_hooks
+        own = self._optimizer_step_pre_hooks if is_before else self._optimizer_step_post_hooks
+        if self._engine._flat is not None:
+            of_all = {}  # torch calls them around the step of the program's optimizer, which runs itself
+        for hook in (*of_all.values(), *own.values()) if is_before else (*own.values(), *of_all.values()):
             hook(self, (), {})
 
     def backward(self, loss, retain_graph=False):
