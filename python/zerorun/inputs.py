@@ -25,8 +25,10 @@ def _open_at_once(path, flags):
 
 def path_for_core(path, call):
     """The path's bytes: a path need not be UTF-8. `call` is for the error."""
-    if not isinstance(path, (str, bytes, os.PathLike)) or not os.fspath(path):
+    if not isinstance(path, (str, bytes, os.PathLike)):
         raise BadArgument(f"{call}(): expected the path of a folder or a file, not {path!r}")
+    if not os.fspath(path):
+        raise BadArgument(f"{call}(): the folder's name is empty: name a folder")
     try:
         return os.fsencode(path)
     except UnicodeEncodeError as error:
