@@ -29,6 +29,7 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size,
   config.optimizer = resolve_optimizer(resolution);
   config.scheduler = resolve_scheduler(resolution);
   config.zero = resolve_zero(resolution);
+  config.python = resolve_python(resolution);
   config.precision = resolve_precision(resolution);
   resolve_gradients(resolution, config);
   config.steps_per_print = settings.get<int64_t>("steps_per_print");

@@ -241,6 +241,15 @@ struct PrecisionConfig {
   LossScaleConfig loss_scale;         // used for fp16 only
 };
 
+/// What only the Python package uses.
+struct PythonConfig {
+  /// Modules that are gathered whole around their forward and backward.
+  std::vector<std::string> leaf_classes = {};
+  std::vector<std::string> leaf_names = {};
+  std::vector<std::string> leaf_name_suffixes = {};
+  bool gather_16bit_weights_on_model_save = false;  // for programs that ask: save_16bit_model() gathers
+};
+
 struct Config {
   BatchConfig batch;
   std::optional<OptimizerConfig> optimizer;
@@ -262,6 +271,7 @@ struct Config {
   /// effect, and values of "auto".
   std::vector<std::string> warnings;
   std::vector<std::string> notes;
+  PythonConfig python;
   /// All settings with their values and origins, as `zerorun config show` prints them.
   std::string resolved;
 };

@@ -28,7 +28,7 @@ enum class KeyType {
   integer,  // also written as 5e8, 2.0 or "8"
   size,     // a number of elements; a fraction such as 15099494.4 is rounded down
   number,   // an integer or a fraction
-  boolean,  // also "true" and "false"
+  boolean,  // also "true" and "false", 1 and 0
   text,
   choice,       // one of the texts in `choices`
   number_list,  // `length` numbers, or any number of them if `length` is 0

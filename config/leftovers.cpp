@@ -30,7 +30,7 @@ std::span<const Leftover> leftovers() {
 const Leftover* find_leftover(std::string_view section, std::string_view name, const Value& value) {
   const KeyFact* fact = find_key(section);
   if (fact && fact->status == KeyStatus::old_name) section = fact->target;
-  const bool is_false = value.literal == "false" || value.text == "false";
+  const bool is_false = value.literal == "false" || value.text == "false" || value.literal == "0";
   const auto found = std::ranges::find_if(leftovers(), [&](const Leftover& leftover) {
     return leftover.section == section && has_word(leftover.names, name) &&
            (is_false || !leftover.only_false);

@@ -33,6 +33,7 @@ bool is_section_of_types(std::string_view path) {
 bool is_on(const Value* value) {
   if (!value || value->kind == ValueKind::null || value->text == "false" || value->text == "auto")
     return false;
+  if (value->kind == ValueKind::number) return value->number != 0;
   return value->kind != ValueKind::boolean || value->boolean;
 }
 

@@ -23,7 +23,7 @@ The page is generated from the table in `config/keys/`. After a change there, re
 - `zerorun config show FILE` prints all settings and the origin of each value.
 - `schemas/ds_config.schema.json` is the same table as a JSON Schema, for editors: they complete keys with it, and check the
   type, the range and the words of each value. Name it in the file as `"$schema"`, or in the settings of the editor. It does not
-  know the rules between keys, and it objects to numbers and booleans in quotes: `check` has the last word.
+  know the rules between keys, and it objects to numbers and booleans in quotes and to 0 and 1 for booleans: `check` has the last word.
 
 ## How to read the tables
 
@@ -34,7 +34,7 @@ The page is generated from the table in `config/keys/`. After a change there, re
 | integer | may also be written as `5e8` or `2.0`; in quotes (`"8"`) it gets a warning |
 | size | an integer; a fraction such as `15099494.4` is rounded down |
 | number | an integer or a fraction, without quotes |
-| true or false | in quotes (`"true"`) it gets a warning |
+| true or false | in quotes (`"true"`), or as 1 or 0, it gets a warning |
 | text | in double quotes |
 | texts | an array of texts, or a single text |
 | numbers | an array of numbers |

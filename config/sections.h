@@ -38,6 +38,7 @@ BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> data_
 std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution);
 std::optional<SchedulerConfig> resolve_scheduler(const Resolution& resolution);
 ZeroConfig resolve_zero(const Resolution& resolution);
+PythonConfig resolve_python(const Resolution& resolution);
 PrecisionConfig resolve_precision(const Resolution& resolution);
 /// Resolves gradient clipping, and how gradients are averaged or summed over ranks.
 void resolve_gradients(const Resolution& resolution, Config& config);

@@ -14,6 +14,10 @@ std::string shortest(Number value) {
   return std::string(text, end.ptr);
 }
 
+std::string quoted(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 }  // namespace
 
 std::string to_json(const SettingValue& value) {
@@ -25,10 +29,14 @@ std::string to_json(const SettingValue& value) {
         } else if constexpr (std::is_same_v<Held, bool>) {
           return held ? "true" : "false";
         } else if constexpr (std::is_same_v<Held, std::string>) {
-          return nlohmann::json(held).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+          return quoted(held);
         } else if constexpr (std::is_same_v<Held, std::vector<double>>) {
           std::string list;
           for (const double item : held) list += (list.empty() ? "" : ", ") + shortest(item);
+          return "[" + list + "]";
+        } else if constexpr (std::is_same_v<Held, std::vector<std::string>>) {
+          std::string list;
+          for (const std::string& item : held) list += (list.empty() ? "" : ", ") + quoted(item);
           return "[" + list + "]";
         } else {
           return shortest(held);
@@ -53,6 +61,8 @@ SettingValue fallback_of(const KeyFact& fact) {
       return json.get<std::string>();
     case KeyType::number_list:
       return json.get<std::vector<double>>();
+    case KeyType::text_list:
+      return json.get<std::vector<std::string>>();
     default:
       return {};
   }

@@ -15,8 +15,9 @@
 
 namespace zerorun::config {
 
-/// monostate stands for sections, lists of texts and objects, whose content is not kept.
-using SettingValue = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
+/// monostate stands for sections and objects, whose content is not kept.
+using SettingValue = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>,
+                                  std::vector<std::string>>;
 
 /// Returns the value as JSON, with numbers in their shortest form. A monostate is null.
 std::string to_json(const SettingValue& value);

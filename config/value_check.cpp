@@ -74,6 +74,14 @@ ValueCheck accept(SettingValue value, std::string understood = {}, Severity seve
 
 std::optional<ValueCheck> check_boolean(const Value& value) {
   if (value.kind == ValueKind::boolean) return accept(value.boolean);
+  if (value.kind == ValueKind::number) {  // as DeepSpeed takes them; another number is a mistake
+    const IntegerReading reading = read_integer(value.literal);
+    const bool is_bit =
+        reading.outcome == IntegerOutcome::exact && (reading.value == 0 || reading.value == 1);
+    if (!is_bit) return std::nullopt;
+    const std::string meant = reading.value == 1 ? "true" : "false";
+    return accept(reading.value == 1, "taken as " + meant + ": write " + meant);
+  }
   if (!is_text(value, "true") && !is_text(value, "false")) return std::nullopt;
   return accept(value.text == "true", "taken as " + value.text + ": write it without the quotes");
 }
@@ -128,12 +136,13 @@ std::optional<ValueCheck> check_numbers(const KeyFact& fact, const Value& value)
   return accept(std::move(numbers));
 }
 
-/// Whether `value` fits a type whose values are not kept in settings.
-bool fits_kind(KeyType type, const Value& value) {
-  if (type == KeyType::anything) return true;
-  if (type != KeyType::text_list) return value.kind == ValueKind::object;
+std::optional<ValueCheck> check_texts(const Value& value) {
   const auto is_string = [](const Value& item) { return item.kind == ValueKind::string; };
-  return is_string(value) || (value.kind == ValueKind::array && std::ranges::all_of(value.items, is_string));
+  if (is_string(value)) return accept(std::vector{value.text});
+  if (value.kind != ValueKind::array || !std::ranges::all_of(value.items, is_string)) return std::nullopt;
+  std::vector<std::string> texts;
+  for (const Value& item : value.items) texts.push_back(item.text);
+  return accept(std::move(texts));
 }
 
 std::optional<ValueCheck> check_by_type(const KeyFact& fact, const Value& value) {
@@ -154,8 +163,12 @@ std::optional<ValueCheck> check_by_type(const KeyFact& fact, const Value& value)
       std::string choice = value.kind == ValueKind::string ? match_choice(fact, value.text) : "";
       return choice.empty() ? std::nullopt : std::optional(accept(std::move(choice)));
     }
-    default:
-      return fits_kind(fact.type, value) ? std::optional(accept({})) : std::nullopt;
+    case KeyType::text_list:
+      return check_texts(value);
+    default: {  // its values are not kept in settings
+      const bool fits = fact.type == KeyType::anything || value.kind == ValueKind::object;
+      return fits ? std::optional(accept({})) : std::nullopt;
+    }
   }
 }
 

@@ -66,6 +66,24 @@ void check_ratio(const Resolution& resolution, const ZeroConfig& zero) {
 
 }  // namespace
 
+PythonConfig resolve_python(const Resolution& resolution) {
+  PythonConfig python;
+  const std::string section = "zero_optimization.leaf_module";
+  const Settings& settings = resolution.settings;
+  resolution.read(section + ".classes", python.leaf_classes);
+  resolution.read(section + ".names", python.leaf_names);
+  resolution.read(section + ".name_suffixes", python.leaf_name_suffixes);
+  resolution.read("zero_optimization.stage3_gather_16bit_weights_on_model_save",
+                  python.gather_16bit_weights_on_model_save);
+  const bool marks =
+      !python.leaf_classes.empty() || !python.leaf_names.empty() || !python.leaf_name_suffixes.empty();
+  if (!marks || settings.undecided("zero_optimization.stage")) return python;
+  const bool partitions = settings.get<int64_t>("zero_optimization.stage") == 3;
+  resolution.note(section, partitions ? "marks modules of Python programs; C++ programs have no need of it"
+                                      : "has no effect: parameters are partitioned only at stage 3");
+  return python;
+}
+
 ZeroConfig resolve_zero(const Resolution& resolution) {
   ZeroConfig zero;
   zero.stage = static_cast<int>(resolution.settings.get<int64_t>("zero_optimization.stage").value_or(0));

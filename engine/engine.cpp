@@ -330,6 +330,27 @@ void Engine::set_betas(int group, std::pair<double, double> betas) {
   state_->optimizer->set_betas(group, betas);
 }
 
+void Engine::release_schedule() {
+  state_->check_has_schedule("release_schedule");
+  state_->finish_open_step();
+  state_->follow_schedule();
+  state_->schedule.release();
+}
+
+void Engine::set_scheduled(int64_t applied_steps) {
+  state_->check_has_schedule("set_scheduled");
+  if (state_->schedule.is_given()) {
+    throw UserError(
+        "engine.set_scheduled() while step() follows the schedule: call release_schedule() first");
+  }
+  if (applied_steps < 0) {
+    throw UserError("engine.set_scheduled(): expected a number of steps of at least 0, found " +
+                    std::to_string(applied_steps));
+  }
+  state_->finish_open_step();
+  state_->schedule.set(applied_steps);
+}
+
 void Engine::set_weight_decay(int group, double weight_decay) {
   state_->finish_open_step();
   state_->check_group(group, "set_weight_decay");
@@ -349,6 +370,9 @@ double Engine::loss_scale() const {
 bool Engine::was_step_applied() const {
   state_->finish_open_step();
   return state_->outcome.applied();
+}
+int64_t Engine::backwards() const {
+  return state_->held.backwards();
 }
 int64_t Engine::global_steps() const {
   return state_->progress.counts().global;

@@ -204,6 +204,12 @@ class Engine {
   /// name a schedule, or if the optimizer has no betas.
   void set_lr(int group, double lr);
   void set_betas(int group, std::pair<double, double> betas);
+  /// Takes the config's schedule away from step(): rates and betas stay as they are now, and the program sets
+  /// them, by the two functions above, or to what the schedule has after `applied_steps` applied steps. All
+  /// ranks must call these alike. A checkpoint restores the values. Throw UserError if the config has no
+  /// schedule; set_scheduled() also before release_schedule().
+  void release_schedule();
+  void set_scheduled(int64_t applied_steps);
   /// Sets the weight decay of a parameter group, beginning with the next optimizer step. All ranks must set
   /// the same value. A checkpoint does not restore it. May also be called in a run with a schedule.
   void set_weight_decay(int group, double weight_decay);
@@ -216,6 +222,7 @@ class Engine {
 
   /// The factor by which backward() multiplies the next loss under fp16 training; else 1.
   double loss_scale() const;
+  int64_t backwards() const;     // since the last step(): those that have reached a parameter
   int64_t global_steps() const;  // optimizer steps taken or skipped
   BytesByCategory bytes_by_category() const;
   /// Bytes of model states by the ZeRO formula (docs/architecture.md) for this stage and world size.

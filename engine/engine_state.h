@@ -70,6 +70,8 @@ struct EngineState {
   void check_sets_group(int group, const std::string& call);
   /// Throws UserError if there is no such parameter group.
   void check_group(int group, const std::string& call) const;
+  /// Throws UserError if the config has no schedule.
+  void check_has_schedule(const std::string& call) const;
   /// Throws UserError if a parameter has left its bucket: the program has given it other memory.
   void check_in_place() const;
   /// Engine::step().

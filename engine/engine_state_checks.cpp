@@ -51,6 +51,14 @@ void EngineState::check_sets_group(int group, const std::string& call) {
   check_group(group, call);
 }
 
+void EngineState::check_has_schedule(const std::string& call) const {
+  check_trains("engine." + call);
+  if (config.scheduler) return;
+  throw UserError("engine." + call +
+                  "() in a run without a schedule of the config: add a \"scheduler\" block, or leave the "
+                  "call out");
+}
+
 void EngineState::check_group(int group, const std::string& call) const {
   if (group >= 0 && group < optimizer->groups()) return;
   throw UserError("engine." + call + "(): parameter group " + std::to_string(group) + ", expected 0 to " +

@@ -139,11 +139,17 @@ Schedule make_schedule(const Config& config, const InitializeOptions& options,
   };
 }
 
+void ScheduleFollower::release() {
+  released_ = true;
+  behind_ = false;
+}
+
 void ScheduleFollower::ask(int64_t applied_steps) {
-  if (!schedule_) {
-    behind_ = false;
-    return;
-  }
+  if (schedule_ && !released_) set(applied_steps);
+  behind_ = false;
+}
+
+void ScheduleFollower::set(int64_t applied_steps) {
   std::vector<ScheduledValues> values;
   for (int group = 0; group < optimizer_->groups(); ++group)
     values.push_back(schedule_(applied_steps, group));
@@ -151,7 +157,6 @@ void ScheduleFollower::ask(int64_t applied_steps) {
     optimizer_->set_lr(group, values[group].lr);
     if (values[group].betas) optimizer_->set_betas(group, *values[group].betas);
   }
-  behind_ = false;
 }
 
 void ScheduleFollower::resume(int64_t applied_steps) {
@@ -161,7 +166,7 @@ void ScheduleFollower::resume(int64_t applied_steps) {
       scheduler.*(&Count::step_count_) = static_cast<unsigned>(count);
     }
   };
-  if (lr_scheduler_) Count::set(*lr_scheduler_, applied_steps);
+  if (lr_scheduler_ && !released_) Count::set(*lr_scheduler_, applied_steps);
 }
 
 void ScheduleFollower::follow(int64_t applied_steps) {

@@ -34,16 +34,19 @@ class ScheduleFollower {
   ScheduleFollower(Schedule schedule, torch::optim::LRScheduler* lr_scheduler, ShardOptimizer& optimizer)
       : schedule_(std::move(schedule)), lr_scheduler_(lr_scheduler), optimizer_(&optimizer) {}
 
-  /// Whether there is a schedule or an lr_scheduler.
-  bool is_given() const { return schedule_ || lr_scheduler_; }
-  /// Asks the schedule for the values of the step after `applied_steps` applied steps, and sets them.
-  /// From then on no values are due.
+  /// Whether there is a schedule or an lr_scheduler that sets the values.
+  bool is_given() const { return !released_ && (schedule_ || lr_scheduler_); }
+  /// From now on only set() sets values. None are due any more.
+  void release();
+  /// Sets the values of the step after `applied_steps` applied steps.
+  void set(int64_t applied_steps);
+  /// Like set(), unless the schedule is released. From then on no values are due.
   void ask(int64_t applied_steps);
   /// Sets the lr_scheduler's count of steps, as a checkpoint is loaded. Its rates belong to the optimizer's
   /// groups and are restored with them. What a scheduler of the program keeps besides remains as it is.
   void resume(int64_t applied_steps);
   /// A step was applied: new values are due.
-  void note_applied() { behind_ = true; }
+  void note_applied() { behind_ = !released_; }
   /// If new values are due, steps lr_scheduler or asks the schedule. They stay due if the schedule throws, so
   /// that no step uses the values of an earlier one.
   void follow(int64_t applied_steps);
@@ -53,6 +56,7 @@ class ScheduleFollower {
   torch::optim::LRScheduler* lr_scheduler_;
   ShardOptimizer* optimizer_;
   bool behind_ = false;
+  bool released_ = false;
 };
 
 }  // namespace zerorun

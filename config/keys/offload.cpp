@@ -80,9 +80,10 @@ static constexpr KeyFact offload_rows[] = {
     number(".cpuadam_cores_perc", "0.8", "fraction of the cores for the optimizer")
         .range_of(0, 1)
         .no_effect("the update uses all threads of the rank"),
-    section("zero_optimization.leaf_module", "modules whose parameters are gathered together")
-        .or_null()
-        .no_effect("parameters are gathered for each operator, independently of modules"),
+    section("zero_optimization.leaf_module",
+            "modules of a Python program whose parameters are all gathered around their forward and "
+            "backward; no effect in C++ programs, where operators gather what they use")
+        .or_null(),
     texts(".classes", "", "selected by class").or_null(),
     texts(".names", "", "selected by name").or_null(),
     texts(".name_suffixes", "", "selected by the end of their name").or_null(),

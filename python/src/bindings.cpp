@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
   zerorun::python::add_errors(module);
   zerorun::python::bind_engine(module);
   zerorun::python::bind_parameter_access(module);
+  zerorun::python::bind_checkpoint_facts(module);
   module.def("key_is_free", &zerorun::interception_key_is_free);
   module.def("lies_in_engine", [](const at::Tensor& tensor) { return zerorun::owner_of(tensor) != nullptr; });
   zerorun::give_noted_failures_an_exit_code();

@@ -109,32 +109,6 @@ bool allows_untested(const std::string& config, const std::string& origin) {
       .value_or(false);
 }
 
-py::dict bytes_of(CoreEngine& core) {
-  const BytesByCategory bytes = [&] {
-    py::gil_scoped_release no_gil;
-    return core.get().bytes_by_category();
-  }();
-  return py::dict("parameters"_a = bytes.parameters, "gradients"_a = bytes.gradients,
-                  "master"_a = bytes.master, "moments"_a = bytes.moments, "buckets"_a = bytes.buckets,
-                  "buffers"_a = bytes.buffers, "gathered"_a = bytes.gathered, "on_host"_a = bytes.on_host,
-                  "in_files"_a = bytes.in_files);
-}
-
-py::dict config_of(CoreEngine& core) {
-  const Config& config = core.get().config();
-  const PrecisionConfig& precision = config.precision;
-  return py::dict("train_batch_size"_a = config.batch.train_batch_size,
-                  "micro_batch_size"_a = config.batch.micro_batch_size_per_gpu,
-                  "accumulation"_a = config.batch.gradient_accumulation_steps, "stage"_a = config.zero.stage,
-                  "dtype"_a = std::string(name_of(precision.training)),
-                  "clipping"_a = config.gradient_clipping,
-                  "dynamic_loss_scale"_a = precision.training == Dtype::fp16 && !precision.loss_scale.fixed,
-                  "optimizer"_a = config.optimizer ? std::string(name_of(*config.optimizer)) : std::string(),
-                  "has_scheduler"_a = config.scheduler.has_value(), "computes_only"_a = core.computes_only(),
-                  "managed"_a = config.managed_gradient_accumulation,
-                  "steps_per_print"_a = config.steps_per_print, "resolved"_a = config.resolved);
-}
-
 class NoSyncScope {
  public:
   explicit NoSyncScope(CoreEngine& core) : core_(&core) {}
@@ -185,6 +159,10 @@ void bind_training(Class& engine) {
           "set_weight_decay",
           [](CoreEngine& core, int group, double value) { core.get().set_weight_decay(group, value); },
           NoGil())
+      .def(
+          "release_schedule", [](CoreEngine& core) { core.get().release_schedule(); }, NoGil())
+      .def(
+          "set_scheduled", [](CoreEngine& core, int64_t steps) { core.get().set_scheduled(steps); }, NoGil())
       .def("set_training", &CoreEngine::set_training)
       .def("check_idle", &CoreEngine::check_idle)
       .def("destroy", &CoreEngine::destroy)
@@ -212,7 +190,7 @@ void bind_checkpoints(Class& engine) {
       .def(
           "refuse_on_all_ranks",  // a collective: throws UserError if a rank has given a reason
           [](CoreEngine& core, const std::string& reason) {
-            on_all_ranks(core.get().communicator(), "what Python saves", [&] {
+            on_all_ranks(core.get().communicator(), "save_checkpoint()", [&] {
               if (!reason.empty()) throw UserError(reason);
             });
           },
@@ -256,50 +234,6 @@ void bind_checkpoints(Class& engine) {
           "offload_states", [](CoreEngine& core) { core.get().offload_states(); }, NoGil())
       .def(
           "reload_states", [](CoreEngine& core) { core.get().reload_states(); }, NoGil());
-}
-
-template <typename Class>
-void bind_facts(Class& engine) {
-  engine
-      .def(
-          "get_lr", [](CoreEngine& core) { return core.get().get_lr(); }, NoGil())
-      .def(
-          "get_betas", [](CoreEngine& core) { return core.get().get_betas(); }, NoGil())
-      .def(
-          "grad_norm", [](CoreEngine& core) { return core.get().get_global_grad_norm(); }, NoGil())
-      .def(
-          "was_step_applied", [](CoreEngine& core) { return core.get().was_step_applied(); }, NoGil())
-      .def(
-          "skipped_steps", [](CoreEngine& core) { return core.get().skipped_steps(); }, NoGil())
-      .def("global_steps", [](CoreEngine& core) { return core.get().global_steps(); })
-      .def(
-          "loss_scale", [](CoreEngine& core) { return core.get().loss_scale(); }, NoGil())
-      .def("should_stop", [](CoreEngine& core) { return core.get().should_stop(); })
-      .def("device", [](CoreEngine& core) { return core.get().device().str(); })
-      .def("rank", [](CoreEngine& core) { return core.get().communicator().rank(); })
-      .def("world_size", [](CoreEngine& core) { return core.get().communicator().world_size(); })
-      .def("mesh_sizes",  // by axis
-           [](CoreEngine& core) {
-             const MeshSizes& sizes = core.get().mesh().sizes();
-             return py::dict("data"_a = sizes.data, "tensor"_a = sizes.tensor, "pipeline"_a = sizes.pipeline);
-           })
-      .def("coordinates",  // of this rank, by axis
-           [](CoreEngine& core) {
-             const MeshCoordinates& own = core.get().mesh().coordinates();
-             return py::dict("data"_a = own.data, "tensor"_a = own.tensor, "pipeline"_a = own.pipeline);
-           })
-      .def("shares_memory", [](CoreEngine& core) { return core.get().communicator().shares_memory(); })
-      .def(
-          "barrier",
-          [](CoreEngine& core) { core.get().communicator().barrier("a barrier of the program")->wait(); },
-          NoGil())
-      .def("bytes", &bytes_of)
-      .def("config", &config_of)
-      .def(
-          "gathers", [](CoreEngine& core) { return core.get().residency().gathers; }, NoGil())
-      .def(
-          "has_lost_ranks",  // a gather has failed, which an operator reports to Python as RuntimeError
-          [](CoreEngine& core) { return core.get().residency().lost_ranks; }, NoGil());
 }
 
 // This rank's place in the job, as the environment variables that torchrun would set. Works also if srun,
@@ -451,7 +385,7 @@ void bind_engine(py::module_& module) {
       .def_readwrite("has_schedule", &Given::has_schedule)
       .def_readwrite("output_folder", &Given::output_folder)
       .def_readwrite("mesh", &Given::mesh);
-  py::class_<CoreEngine, std::unique_ptr<CoreEngine, WithoutGil>> engine(module, "Engine");
+  EngineClass engine(module, "Engine");
   bind_training(engine);
   bind_checkpoints(engine);
   bind_facts(engine);

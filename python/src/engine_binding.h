@@ -71,7 +71,13 @@ struct WithoutGil {
   void operator()(CoreEngine* engine) const;
 };
 
+using EngineClass = pybind11::class_<CoreEngine, std::unique_ptr<CoreEngine, WithoutGil>>;
+
 void bind_engine(pybind11::module_& module);
+/// Binds what Python asks of an engine and its config.
+void bind_facts(EngineClass& engine);
+/// Binds what a checkpoint has.
+void bind_checkpoint_facts(pybind11::module_& module);
 /// Binds scopes of gathered parameters, access to the states of a parameter, and deferred initialisation.
 void bind_parameter_access(pybind11::module_& module);
 

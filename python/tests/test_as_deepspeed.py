@@ -36,10 +36,10 @@ RECORDED = pathlib.Path(__file__).parent / "data" / "framework_names.tsv"
 NOT_OF_DEEPSPEED = {"deepspeed.utils.is_initialized"}
 
 
-def run(*command, expect=0, **more):
+def run(*command, expect=0, cwd=PROGRAMS, **more):
     variables = {**environment(), **more}
     variables["PYTHONPATH"] = more.get("PYTHONPATH", "")
-    done = subprocess.run(list(map(str, command)), env=variables, cwd=PROGRAMS, timeout=120, stdout=subprocess.PIPE,
+    done = subprocess.run(list(map(str, command)), env=variables, cwd=cwd, timeout=120, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == expect, done.stdout
     return done.stdout
@@ -110,7 +110,14 @@ def test_another_deepspeed_before_it_is_an_error(tmp_path):
     (tmp_path / "deepspeed" / "__init__.py").write_text("")
     program = tmp_path / "train.py"
     program.write_text("import deepspeed\n")
-    assert f"another deepspeed, {tmp_path}/deepspeed/__init__.py" in posing(program, expect=1)
+    refusal = f"another deepspeed, {tmp_path}/deepspeed/__init__.py"
+    assert refusal in posing(program, expect=1)
+    assert refusal in posing("torchrun", "--nproc_per_node", 2, program, "other.py", expect=1)
+    for option in ("-m", "--module"):
+        assert refusal in posing("torchrun", option, "train", expect=1, cwd=tmp_path)
+    done = [sys.executable, "-c", "print('ran')"]
+    assert "ran" in posing(*done, program.with_name("none.py"))  # no such script
+    assert "ran" in posing(*done, "-P", program)
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +164,44 @@ def test_names_of_refused_modules(package, name):
     assert isinstance(found, type) and not isinstance(package, found)
     with pytest.raises(NotImplementedError, match="is not supported by zerorun: "):
         found()
+
+
+# What public programs take besides what frameworks take: names that work, and names that refuse when they are called.
+WORKING = """comm.configure comm.log_summary comm.mpi_discovery comm.reduce_op.ReduceOp constants.TORCH_DISTRIBUTED_DEFAULT_PORT
+constants.default_pg_timeout git_version_info.git_hash ops.adagrad.cpu_adagrad.DeepSpeedCPUAdagrad ops.adam.cpu_adam.DeepSpeedCPUAdam
+ops.lamb.fused_lamb.FusedLamb ops.lion.cpu_lion.DeepSpeedCPULion ops.lion.fused_lion.FusedLion runtime.compiler.is_compile_supported
+runtime.config.ADAM_OPTIMIZER runtime.constants.GRADIENT_ACCUMULATION_STEPS runtime.engine.ZeroParamStatus ADAM_OPTIMIZER
+utils.instrument_w_nvtx utils.nvtx.instrument_w_nvtx utils.set_log_level_from_string utils.logging.should_log_le
+accelerator.abstract_accelerator.DeepSpeedAccelerator runtime.zero.offload_config.OffloadStateTypeEnum""".split()
+REFUSING = """add_tuning_arguments comm.initialize_mesh_device comm.comm.all_gather_coalesced comm.torch.TorchBackend compile.init_z3
+elasticity.compute_elastic_config env_report.main launcher.runner.parse_args nebula.config.DeepSpeedNebulaConfig
+ops.sparse_attention.SparseSelfAttention runtime.activation_checkpointing.checkpointing.get_cuda_rng_tracker
+runtime.config_utils.DeepSpeedConfigModel runtime.progressive_layer_drop.ProgressiveLayerDrop runtime.sparse_tensor.SparseTensor
+runtime.state_dict_factory.SDLoaderFactory runtime.utils.clip_grad_norm_ runtime.utils.CheckOverflow runtime.zero.MiCS_Init
+runtime.zero.tiling.TiledLinear utils.timer.SynchronizedWallClockTimer utils.tensor_fragment.safe_get_local_grad
+utils.get_full_hp_param utils.init_on_device.OnDevice utils.bwc.bwc_tensor_model_parallel_rank""".split()
+
+
+def test_names_that_programs_take_resolve_or_refuse(package):
+    for name in WORKING:
+        assert type(find(f"deepspeed.{name}")).__name__ != "_Refused", name
+    for name in REFUSING:
+        with pytest.raises(zerorun.NotSupportedError, match=f"deepspeed.{name} is not supported by zerorun: "):
+            find(f"deepspeed.{name}")()
+
+
+def test_what_names_of_programs_do(package, caplog):
+    with caplog.at_level("WARNING", logger="zerorun"):
+        assert package.comm.log_summary() is None and package.comm.log_summary(return_dict=True) == {}
+    assert "log_summary(): zerorun keeps no log of collectives" in caplog.text
+    named = package.utils.instrument_w_nvtx(lambda a, b=2: a + b)
+    assert named(1) == 3 and named(1, b=3) == 4
+    level = package.utils.logger.level
+    package.utils.set_log_level_from_string("error")
+    assert not package.utils.logging.should_log_le("info") and package.utils.logging.should_log_le("error")
+    package.utils.logger.setLevel(level)
+    with pytest.raises(ValueError, match="'loud' is no log level"):
+        package.utils.set_log_level_from_string("loud")
 
 
 def check_name(name):

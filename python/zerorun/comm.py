@@ -7,6 +7,7 @@ works under `zerorun`, torchrun, mpirun, mpiexec and srun, and for one rank with
 import atexit
 import ctypes
 import ipaddress
+import logging
 import os
 import socket
 import sys
@@ -21,6 +22,8 @@ from torch.distributed import (  # noqa: F401
     scatter_object_list, send)
 
 from ._core import UserError, variables_of_place
+
+log = logging.getLogger("zerorun")
 
 _LOOPBACK = "127.0.0.1"
 _END_PATIENCE = 5.0  # seconds
@@ -190,6 +193,40 @@ def get_all_ranks_from_group(group=None):
 
 def get_global_rank(group=None, group_rank=0):
     return group_rank if group is None else _torch_distributed.get_global_rank(group, group_rank)
+
+
+def mpi_discovery(distributed_port=None, verbose=True):
+    """Sets torchrun's variables on ranks that mpirun started, as init_distributed() does itself."""
+    take_over_launcher()
+
+
+def configure(deepspeed_config=None, enabled=None, prof_all=None, prof_ops=None, verbose=None, debug=None):
+    """Has no effect but for a warning if a log of communication is asked for."""
+    if enabled:
+        _log_no_records("configure(enabled=True)")
+
+
+def log_summary(show_straggler=False, return_dict=False):
+    """Logs on rank 0 that there is no log of communication. A program calls it at its end."""
+    _log_no_records("log_summary()")
+    return {} if return_dict else None
+
+
+def _log_no_records(call):
+    if get_rank() == 0:
+        log.warning("deepspeed.comm.%s: zerorun keeps no log of collectives: set \"wall_clock_breakdown\": true in the config for "
+                    "where the time of a step is spent, or use torch.profiler", call)
+
+
+def has_comm_data():
+    return False
+
+
+def has_all_reduce_coalesced():
+    return False
+
+
+has_coalescing_manager = has_all_reduce_coalesced
 
 
 def has_all_gather_into_tensor():

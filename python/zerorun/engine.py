@@ -3,33 +3,31 @@
 import atexit
 import contextlib
 import logging
-import os
 import sys
 import weakref
 
 import torch
 
-from . import _core, _registry, client_state as states, data, groups as groups_of_ranks, zero_to_fp32
-from ._core import CommError, Error, UserError
+from . import _core, _registry, data, groups as groups_of_ranks
+from ._core import UserError
+from .checkpoints import Checkpoints
 from .comm import get_world_size, init_distributed, take_over_launcher
 from .errors import FailedAssertion, not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
-from .inputs import given_config, path_for_core, read_config, refuse_lone_ranks, refuse_models, shown, tag_for_core
+from .inputs import given_config, read_config, refuse_lone_ranks, refuse_models
 from .mesh import mesh_of
 from .model_watch import ModelWatch
-from .module_notes import explained_errors, log_conversions, log_left_out
+from .module_notes import explained_errors, log_conversions
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
 from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
 from .state_dicts import show_parameters
+from .utils import mark_leaf_modules
 from .weights import Weights
 
 log = logging.getLogger("zerorun")
-
-# In a checkpoint's client state: the state of the program's scheduler, and the numbers of its optimizer if that runs itself.
-_SCHEDULE_KEY, _OPTIMIZER_KEY = "_lr_scheduler", "_zerorun_optimizer"
 
 
 def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
@@ -56,7 +54,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     return engine, engine.optimizer, loader, engine.lr_scheduler
 
 
-class Engine(Facts, Weights, torch.nn.Module):
+class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
     """Calls the model and runs ZeRO on its parameters. A model has one engine on each rank, used by one thread at a time."""
 
     def __init__(self, model, config_text, origin, config=None, optimizer=None, model_parameters=None, lr_scheduler=None,
@@ -90,20 +88,23 @@ class Engine(Facts, Weights, torch.nn.Module):
         self.module = model
         self.config = config  # what was passed: a dict or a path
         self._config = self._core.config()
+        self._runs_schedule = self._config["has_scheduler"]  # one of the config, that the program has not taken over
         self._parameter_names = {id(tensor): name for name, tensor in given.parameters}
         self._model_watch = ModelWatch(model)
         self.micro_steps = 0
         self._hooks = ModuleHooks()
         self._follow_mode()
+        if self.zero_optimization_partition_weights():
+            mark_leaf_modules(model, self._config, self.communication_shares_memory)
         self._raw_readers = RawReaders(self)
         show_parameters(self, self._hooks)
-        self.optimizer = self.lr_scheduler = None
+        self.optimizer = self._lr_scheduler = None
         if not self._config["computes_only"]:
             self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
             self.optimizer.pull()
             if self.zero_optimization_partition_weights():
                 self.optimizer.parameter_offload = ParameterOffload(model)
-            self.lr_scheduler = self._make_schedule(lr_scheduler)
+            self._lr_scheduler = self._make_schedule(lr_scheduler)
         self._scheduled_steps = 0
         self._client_watch = ClientWatch(self, optimizer) if optimizer is not None else None
         if self._core.rank() == 0:
@@ -151,13 +152,27 @@ class Engine(Facts, Weights, torch.nn.Module):
 
     def _make_schedule(self, given):
         if given is None:
-            return ConfigSchedule(self) if self._config["has_scheduler"] else None
+            return ConfigSchedule(self) if self._runs_schedule else None
         schedule = given if hasattr(given, "step") else given(self.optimizer)
         of = getattr(schedule, "optimizer", None)
         if of is not None and of is not self.optimizer and of is not self.optimizer.optimizer:
             raise UserError("initialize(): lr_scheduler was made for another optimizer: make it for the one that is passed "
                             "to initialize()")
         return schedule
+
+    @property
+    def lr_scheduler(self):
+        """What step() advances at each applied optimizer step. The program may set another, or None: then the one before, also a
+        schedule of the config, moves only when the program calls its step()."""
+        return self._lr_scheduler
+
+    @lr_scheduler.setter
+    def lr_scheduler(self, schedule):
+        if self._runs_schedule and schedule is not self._lr_scheduler:
+            self._lr_scheduler.release()
+            self._runs_schedule = False
+        self._lr_scheduler = schedule
+        self._scheduled_steps = self._steps_applied()
 
     # Training
 
@@ -173,7 +188,7 @@ class Engine(Facts, Weights, torch.nn.Module):
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False):
         """Runs backward on loss / gradient_accumulation_steps and reduces gradients while it runs. Returns `loss`."""
         if not isinstance(loss, torch.Tensor):
-            raise UserError(f"engine.backward(): loss is a {type(loss).__name__}, expected a tensor of one element")
+            raise FailedAssertion(f"engine.backward(): loss is a {type(loss).__name__}, expected a tensor of one element")
         scaled = loss if scale_wrt_gas else loss * self.gradient_accumulation_steps()
         with explained_errors(self.module):
             self._core.backward(scaled, retain_graph, create_graph)
@@ -186,19 +201,24 @@ class Engine(Facts, Weights, torch.nn.Module):
         return self._core.scale(loss)
 
     def step(self, lr_kwargs=None):
-        """Ends a micro-step. At the accumulation boundary it also clips, updates and advances the schedule."""
+        """Ends a micro-step. At the accumulation boundary it also clips, updates and advances the schedule, and calls the hooks
+        of the optimizer's step."""
         self._model_watch.check()
         self._advance_schedule(lr_kwargs or {})
+        updates, backwards = self._core.is_boundary(), self._core.backwards()
         if self.optimizer is not None:
+            if updates and backwards > 0:
+                self.optimizer.call_step_hooks(is_before=True)
             self.optimizer.push()
-        updates = self._core.is_boundary()
         self._core.step()
         self.micro_steps += 1
         if not updates:
             return
         self._stepped = True
-        if self._config["has_scheduler"]:
+        self._count_samples(backwards)
+        if self._runs_schedule:
             self.optimizer.pull()
+        self.optimizer.call_step_hooks(is_before=False)
         self._advance_schedule(lr_kwargs or {})
 
     def _steps_applied(self):
@@ -207,7 +227,7 @@ class Engine(Facts, Weights, torch.nn.Module):
     def _advance_schedule(self, lr_kwargs):
         """Advances the program's schedule once for each applied step: an interrupt of the program (Ctrl-C) may come between
         the step and the schedule, which the next step then makes up for."""
-        if self._config["has_scheduler"] or self.lr_scheduler is None:
+        if self._runs_schedule or self.lr_scheduler is None:
             return
         while self._scheduled_steps < self._steps_applied():
             self._scheduled_steps += 1
@@ -284,76 +304,6 @@ class Engine(Facts, Weights, torch.nn.Module):
             self._client_watch.end()
             self._client_watch = None
 
-    # Checkpoints
-
-    def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False,
-                        asynchronous=False, keep_last=0):
-        """A collective, to be called between step() and the next backward(). Returns True. `client_state`: a dict of numbers,
-        text, bytes, lists, tuples, sets, dicts, tensors and numpy arrays; that of rank 0 is saved, and all ranks must be able to
-        keep theirs."""
-        failure = None
-        try:
-            folder, folder_tag = path_for_core(save_dir, "save_checkpoint"), tag_for_core(tag, "save_checkpoint")
-            if self.optimizer is not None:
-                self.optimizer.push()
-            text, tensors = states.write(self._state_to_save(client_state))  # gathers parameters of the engine
-        except Exception as error:  # the other ranks must not wait for this one
-            if isinstance(error, CommError) or self._core.has_lost_ranks():
-                raise  # they have left, so another collective would only wait for them
-            failure = error
-        try:
-            reason = "" if failure is None else str(failure) or repr(failure)
-            self._core.refuse_on_all_ranks(reason.encode(errors="backslashreplace"))
-        except Error as refusal:
-            raise refusal from failure
-        self._core.save_checkpoint(folder, folder_tag, text, tensors, save_latest, exclude_frozen_parameters, keep_last,
-                                   asynchronous)
-        if self._core.rank() == 0:
-            zero_to_fp32.leave_script(save_dir)
-        return True
-
-    def _state_to_save(self, client_state):
-        state = dict(client_state or {})
-        if self.lr_scheduler is not None and not self._config["has_scheduler"] and hasattr(self.lr_scheduler, "state_dict"):
-            state[_SCHEDULE_KEY] = self.lr_scheduler.state_dict()
-        if self._flat is not None:
-            state[_OPTIMIZER_KEY] = self._flat.save()
-        return state
-
-    def wait_for_checkpoint(self):
-        """Waits until a checkpoint saved with asynchronous=True is on the disk, on all ranks. Raises UserError."""
-        self._core.wait_for_checkpoint()
-
-    def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True,
-                        load_lr_scheduler_states=True, load_module_only=False, custom_load_fn=None):
-        """Returns (path, client_state); (None, None) if no tag is given and the folder of rank 0 has no file `latest`. A
-        collective."""
-        if custom_load_fn is not None:
-            raise not_supported("load_checkpoint(custom_load_fn=...)", "load with load_module_strict=False")
-        folder, folder_tag = path_for_core(load_dir, "load_checkpoint"), tag_for_core(tag, "load_checkpoint")
-        if tag is None and not self._core.has_checkpoint(folder):
-            log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", shown(load_dir))
-            return None, None
-        whole = not (load_module_only or self._config["computes_only"])
-        # Without a schedule of the engine, learning rates and counts of steps are the optimizer's.
-        counts = load_lr_scheduler_states or (load_optimizer_states and not self._config["has_scheduler"])
-        found, text, tensors = self._core.load_checkpoint(folder, folder_tag, load_module_strict,
-                                                          load_optimizer_states and whole, counts and whole)
-        path = os.fsdecode(found)
-        state = states.read(text, tensors) or {}
-        schedule, numbers = ((state.pop(key, None) for key in (_SCHEDULE_KEY, _OPTIMIZER_KEY)) if isinstance(state, dict)
-                             else (None, None))
-        if schedule is not None and load_lr_scheduler_states and whole and self.lr_scheduler is not None:
-            self.lr_scheduler.load_state_dict(schedule)
-        self._scheduled_steps = self._steps_applied()
-        if self._flat is not None and load_optimizer_states and whole:
-            self._flat.load(numbers)
-        if load_module_strict and self._core.rank() == 0:
-            log_left_out(path, self.module)
-        if self.optimizer is not None:
-            self.optimizer.pull()
-        return path, state
-
     def offload_states(self, include=None, device=None, pin_memory=True, non_blocking=False):
         self._core.offload_states()
 
@@ -365,7 +315,8 @@ class Engine(Facts, Weights, torch.nn.Module):
     def deepspeed_io(self, dataset, batch_size=None, route=None, pin_memory=True, data_sampler=None, collate_fn=None,
                      num_local_io_workers=None):
         return data.make_loader(dataset, batch_size or self.train_micro_batch_size_per_gpu(),
-                                self._core.coordinates()["data"], self._core.mesh_sizes()["data"], collate_fn=collate_fn, num_workers=num_local_io_workers or 0)
+                                self._core.coordinates()["data"], self._core.mesh_sizes()["data"], collate_fn=collate_fn,
+                                num_workers=num_local_io_workers or 0)
 
 
 DeepSpeedEngine = Engine

@@ -1,9 +1,7 @@
 """The getters of an engine, with DeepSpeed's names: settings, counts, its rank."""
 
-import json
 import logging
 import os
-import re
 
 import torch
 
@@ -11,7 +9,10 @@ log = logging.getLogger("zerorun")
 
 
 class Facts:
-    """A base class of Engine, which sets _core, _config, optimizer and micro_steps."""
+    """A base class of Engine, which sets _core, _config and optimizer."""
+
+    # Of all ranks, up to the last optimizer step.
+    global_samples = 0
 
     def train_batch_size(self):
         return self._config["train_batch_size"]
@@ -78,10 +79,6 @@ class Facts:
         return self._core.skipped_steps()
 
     @property
-    def global_samples(self):
-        return self.micro_steps * self.train_micro_batch_size_per_gpu() * self.data_parallel_size
-
-    @property
     def device(self):
         return torch.device(self._core.device())
 
@@ -125,9 +122,12 @@ class Facts:
         """Every setting with its value and where it comes from, as `zerorun config show` prints it."""
         return self._config["resolved"]
 
-    def _settings(self):
-        """The same as a dict, without the comments, which say where values come from."""
-        return json.loads(re.sub(r'("(?:\\.|[^"\\])*")|//.*', lambda found: found[1] or "", self.resolved_config))
+    def _count_samples(self, backwards):
+        """Adds the samples of an optimizer step. `backwards`: of this rank, since the last step()."""
+        if self.managed_gradient_accumulation():
+            self.global_samples += self.train_batch_size()
+        else:
+            self.global_samples += backwards * self.train_micro_batch_size_per_gpu() * self.data_parallel_size
 
     def bytes_by_category(self):
         """Bytes of model states that this rank holds, by category."""

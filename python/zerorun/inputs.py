@@ -9,6 +9,7 @@ import sys
 import torch
 
 from ._core import UserError
+from .errors import BadArgument, FailedAssertion
 
 log = logging.getLogger("zerorun")
 
@@ -24,6 +25,10 @@ def _open_at_once(path, flags):
 
 def path_for_core(path, call):
     """The path's bytes: a path need not be UTF-8. `call` is for the error."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise BadArgument(f"{call}(): expected the path of a folder or a file, not {path!r}")
+    if not os.fspath(path):
+        raise BadArgument(f"{call}(): the folder's name is empty: name a folder")
     try:
         return os.fsencode(path)
     except UnicodeEncodeError as error:
@@ -46,7 +51,7 @@ def given_config(args, config):
     if config is None:
         config = getattr(args, "deepspeed_config", None)
     if config is None:
-        raise UserError("initialize(): no config: pass config=\"ds_config.json\" or a dict, or --deepspeed_config")
+        raise FailedAssertion("initialize(): no config: pass config=\"ds_config.json\" or a dict, or --deepspeed_config")
     return config
 
 
@@ -71,13 +76,13 @@ def read_config(config):
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"initialize(): the config dict holds what JSON has not: {error}") from error
     if not isinstance(config, (str, os.PathLike)):
-        raise UserError(f"initialize(): config is a {type(config).__name__}, expected a dict or the path of a ds_config.json")
+        raise BadArgument(f"initialize(): config is a {type(config).__name__}, expected a dict or the path of a ds_config.json")
     name = shown(config)
     try:
         with open(config, encoding="utf-8", opener=_open_at_once) as file:
             text = file.read(_MOST_CHARACTERS + 1)
     except OSError as error:
-        raise UserError(f"initialize(): cannot read the config {name}: {error.strerror}") from error
+        raise BadArgument(f"initialize(): cannot read the config {name}: {error.strerror}") from error
     except ValueError as error:  # a name with a 0 byte, or text that is not UTF-8
         raise UserError(f"initialize(): cannot read the config {name!r}: expected a file of UTF-8 text: {error}") from error
     if len(text) > _MOST_CHARACTERS:
@@ -100,7 +105,7 @@ def refuse_lone_ranks(world_size):
 
 def refuse_models(model):
     if not isinstance(model, torch.nn.Module):
-        raise UserError(f"initialize(): model is a {type(model).__name__}, expected a torch.nn.Module")
+        raise FailedAssertion(f"initialize(): model is a {type(model).__name__}, expected a torch.nn.Module")
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     if isinstance(model, torch.nn.parallel.DistributedDataParallel) or "FullyShardedDataParallel" in kind:
         raise UserError(f"initialize(): the model is a {kind}: pass the module inside; the engine reduces gradients")

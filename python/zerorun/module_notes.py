@@ -1,13 +1,12 @@
 """What initialize() says about a model's modules, and remedies that errors of a forward or backward name."""
 
 import contextlib
-import json
 import logging
-import pathlib
+import os
 
 import torch
 
-from ._core import CommError
+from ._core import CommError, saved_tensors
 from .inputs import shown
 
 log = logging.getLogger("zerorun")
@@ -34,8 +33,8 @@ def log_conversions(model, before, dtype):
 
 def log_left_out(checkpoint, model):
     """Logs which parameters of the model a checkpoint does not have, as they were frozen and left out."""
-    saved = json.loads((pathlib.Path(checkpoint) / "manifest.json").read_text())["parameters"]
-    out = [name for name, _ in model.named_parameters() if saved.get(name, {}).get("excluded")]
+    excluded = {saved.name for saved in saved_tensors(os.fsencode(checkpoint)) if saved.excluded}
+    out = [name for name, _ in model.named_parameters() if name in excluded]
     if out:
         more = f" and {len(out) - 3} more" if len(out) > 3 else ""
         log.warning("the checkpoint %s was saved without frozen parameters: %s%s keep the values that the model has here. "

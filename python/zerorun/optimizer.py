@@ -4,6 +4,7 @@ initialize() returns."""
 import json
 
 import torch
+from torch.optim import optimizer as _all_optimizers
 
 from ._core import ParameterGroup, UserError
 from .ops.held import HeldOptimizer
@@ -108,7 +109,7 @@ def as_config(optimizer):
     _check_fresh(optimizer)
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         raise UserError(f"optimizer {type(optimizer).__name__} has a hook on its step(), which the engine does not call: "
-                        "remove the hook, and do its work beside engine.step()")
+                        "register it on the optimizer that initialize() returns")
     _check_same(optimizer, optimizer.param_groups)
     kind, params = rule(optimizer, optimizer.param_groups[0])
     params = {name: _plain(value) for name, value in params.items()}
@@ -202,7 +203,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         if len(self.param_groups) != len(self._pushed):
             raise UserError(f"the optimizer has {len(self.param_groups)} parameter groups, and had {len(self._pushed)} in "
                             "initialize(): the engine does not train what is added; name all groups before")
-        core, scheduled = self._engine._core, self._engine._config["has_scheduler"]
+        core, scheduled = self._engine._core, self._engine._runs_schedule
         each = len(core.get_lr()) // len(self.param_groups)  # Muon's groups are two each: of matrices, and of the rest
         for index, group in enumerate(self.param_groups):
             for of_engine in range(index * each, (index + 1) * each):
@@ -243,6 +244,17 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._engine.step()
         return result
 
+    step.hooked = True  # for torch, which otherwise puts the hooks around this function: engine.step() would miss them
+
+    def call_step_hooks(self, is_before):
+        """Calls what register_step_pre_hook() or register_step_post_hook() have registered, here or for all optimizers."""
+        of_all = _all_optimizers._global_optimizer_pre_hooks if is_before else _all_optimizers._global_optimizer_post_hooks
+        own = self._optimizer_step_pre_hooks if is_before else self._optimizer_step_post_hooks
+        if self._engine._flat is not None:
+            of_all = {}  # torch calls them around the step of the program's optimizer, which runs itself
+        for hook in (*of_all.values(), *own.values()) if is_before else (*own.values(), *of_all.values()):
+            hook(self, (), {})
+
     def backward(self, loss, retain_graph=False):
         self._engine.backward(loss, retain_graph=retain_graph)
 
@@ -273,8 +285,8 @@ class ClientWatch:
         "add_param_group": "the engine does not train what is added; name all groups before initialize()",
     }
     _HOOKS = {
-        "register_step_pre_hook": "the engine's kernels do the update; do the hook's work before engine.step()",
-        "register_step_post_hook": "the engine's kernels do the update; do the hook's work after engine.step()",
+        "register_step_pre_hook": "the engine's kernels do the update; call it on the optimizer that initialize() returns",
+        "register_step_post_hook": "the engine's kernels do the update; call it on the optimizer that initialize() returns",
     }
 
     def __init__(self, engine, client):
@@ -300,10 +312,17 @@ class ClientWatch:
 
 
 class ConfigSchedule:
-    """The config's scheduler. The engine advances it; this object only reports its values."""
+    """The config's scheduler. The engine advances it, and this object only reports its values. Once engine.lr_scheduler is another
+    or None, the program does, with step()."""
 
     def __init__(self, engine):
         self._engine = engine
+        self._iteration = None  # as DeepSpeed counts them, from -1 on, if the program advances it
+
+    def release(self):
+        """From now on the program advances it."""
+        self._engine._core.release_schedule()
+        self._iteration = self._engine._steps_applied() - 1
 
     def get_lr(self):
         return self._engine.get_lr()
@@ -312,17 +331,26 @@ class ConfigSchedule:
 
     def get_mom(self):
         """(momentum, beta2) of each group, or None where the schedule leaves them alone."""
-        params = self._engine._settings()["scheduler"]["params"]
-        if not params.get("cycle_momentum"):
+        highest, betas = self._engine._config["highest_momentum"], self._engine.get_mom()
+        if highest is None or None in betas:
             return None
-        betas = self._engine.get_mom()
-        return starting_momentum(betas, params["cycle_max_mom"]) if self._engine.global_steps == 0 else betas
+        return starting_momentum(betas, highest) if self._engine.global_steps == 0 else betas
 
     def step(self, *args, **kwargs):
-        """Has no effect: the engine advances the schedule with each applied optimizer step."""
+        """Has no effect while the engine advances the schedule, with each applied optimizer step."""
+        if self._iteration is not None:
+            given = [*args, *kwargs.values()]
+            self._go_to(given[0] if given and given[0] is not None else self._iteration + 1)
+
+    def _go_to(self, iteration):
+        self._iteration = iteration
+        self._engine._core.set_scheduled(iteration + 1)
+        self._engine.optimizer.pull()
 
     def state_dict(self):
-        return {}
+        return {} if self._iteration is None else {"last_batch_iteration": self._iteration}
 
     def load_state_dict(self, state):
-        """Has no effect: engine.load_checkpoint() restores the position of the schedule."""
+        """Has no effect while the engine advances the schedule: engine.load_checkpoint() restores its position."""
+        if self._iteration is not None and "last_batch_iteration" in state:
+            self._go_to(state["last_batch_iteration"])

@@ -30,6 +30,30 @@ def log_dist_once(message, ranks=None, level=logging.INFO):
 _log_once = functools.lru_cache(None)(log_dist)
 
 
+log_levels = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
+
+
+def get_log_level_from_string(log_level_str):
+    if log_level_str.lower() not in log_levels:
+        raise BadArgument(f"{log_level_str!r} is no log level: expected one of {', '.join(log_levels)}")
+    return log_levels[log_level_str.lower()]
+
+
+def set_log_level_from_string(log_level_str, custom_logger=None):
+    """Sets the level of zerorun's logger, or of another, by its name."""
+    (custom_logger or logger).setLevel(get_log_level_from_string(log_level_str))
+
+
+def should_log_le(max_log_level_str):
+    """Whether the logger's level is this one or more talkative."""
+    return logger.getEffectiveLevel() <= get_log_level_from_string(max_log_level_str)
+
+
+def warning_once(message):
+    """Logs a warning, once for each message."""
+    log_dist_once(message, level=logging.WARNING)
+
+
 def _engine_of(param):
     engine = _registry.engine_of([param])
     if engine is None:
@@ -132,6 +156,27 @@ def z3_leaf_module(model):
     return bool(getattr(model, MARK, False))
 
 
+# As in DeepSpeed: blocks in which each rank uses the experts that its tokens choose.
+SPARSE_BLOCKS = [f"transformers.models.{module}.modeling_{module}.{name}SparseMoeBlock"
+                 for module, name in (("mixtral", "Mixtral"), ("qwen2_moe", "Qwen2Moe"), ("qwen3_moe", "Qwen3Moe"))]
+
+
+def mark_leaf_modules(model, config, shares_memory):
+    """Marks the modules that the config's zero_optimization.leaf_module names, before initialize() looks at them. Without classes
+    it marks SPARSE_BLOCKS, unless ranks share memory: then a rank gathers what it uses without the others."""
+    classes = config["leaf_classes"] or ([] if shares_memory else SPARSE_BLOCKS)
+    marked = [module for target in classes for module in find(model, target)]
+    lacking = [target for target in config["leaf_classes"] if not find(model, target)]
+    for texts, matches in ((config["leaf_names"], str.__eq__), (config["leaf_suffixes"], str.endswith)):
+        found, missing = _where(model, texts, matches)
+        marked, lacking = marked + found, lacking + missing
+    for module in marked:
+        setattr(module, MARK, True)
+    if lacking:
+        logger.warning("zero_optimization.leaf_module: the model has no module %s: correct the name, or remove it",
+                       " and none ".join(map(repr, lacking)))
+
+
 def _of_classes(model, classes, raise_if_not_found):
     found = [module for target in classes for module in find(model, target)]
     if not found and raise_if_not_found:
@@ -139,12 +184,18 @@ def _of_classes(model, classes, raise_if_not_found):
     return found
 
 
-def _mark_where(model, texts, matches, flag, raise_if_not_found):
+def _where(model, texts, matches):
+    """The modules whose names match one of the texts, and the texts that match none."""
     found = {text: [module for name, module in model.named_modules() if matches(name, text)] for text in texts}
-    missing = [text for text, modules in found.items() if not modules]
+    modules = {id(module): module for several in found.values() for module in several}
+    return list(modules.values()), [text for text, several in found.items() if not several]
+
+
+def _mark_where(model, texts, matches, flag, raise_if_not_found):
+    found, missing = _where(model, texts, matches)
     if missing and raise_if_not_found:
         raise BadArgument(f"set_z3_leaf_modules_by_name() or _by_suffix(): the model has no modules of the names {missing}")
-    return _mark(list({id(module): module for modules in found.values() for module in modules}.values()), flag), missing
+    return _mark(found, flag), missing
 
 
 def _mark(modules, flag):

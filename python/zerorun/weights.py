@@ -36,8 +36,8 @@ class Weights:
     _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict = consolidated_16bit_state_dict
 
     def zero_gather_16bit_weights_on_model_save(self):
-        """What the config says; False below stage 3. consolidated_16bit_state_dict() works either way."""
-        return self._settings()["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", False)
+        """What the config says. consolidated_16bit_state_dict() works either way."""
+        return self._config["gathers_on_save"]
 
     def module_state_dict(self, destination=None, prefix="", keep_vars=False, exclude_frozen_parameters=False):
         state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)

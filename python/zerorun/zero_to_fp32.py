@@ -14,7 +14,7 @@ import tempfile
 
 import torch
 
-from ._core import UserError
+from ._core import UserError, saved_tensors
 from ._registry import engine_of
 from .errors import not_supported
 
@@ -40,13 +40,11 @@ def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag=None, exclude_f
     with tempfile.TemporaryDirectory(dir=place, prefix=".fp32.", ignore_cleanup_errors=True) as folder:  # tensors keep its files open
         _export(checkpoint_dir, folder, tag, _ONE_FILE)
         state = _read_safetensors(next(pathlib.Path(folder).glob("*.safetensors")))
-    manifest = _manifest(checkpoint_dir, tag)
-    buffers = {entry["parameter"] for entry in manifest["files"].get("buffers.safetensors", {}).get("ranges", ())}
-    for name, parameter in manifest["parameters"].items():
-        if exclude_frozen_parameters and not parameter["trained"] and name not in buffers:
-            state.pop(name, None)
-        if name in state:
-            state.update(dict.fromkeys(parameter["aliases"], state[name]))
+    for saved in saved_tensors(os.fsencode(checkpoint_dir), "" if tag is None else str(tag)):
+        if exclude_frozen_parameters and not saved.trained and not saved.is_buffer:
+            state.pop(saved.name, None)
+        if saved.name in state:
+            state.update(dict.fromkeys(saved.aliases, state[saved.name]))
     return state
 
 
@@ -140,13 +138,6 @@ def _export(checkpoint_dir, folder, tag, max_shard_size):
         raise UserError(f"cannot run {command[0]}, which reads checkpoints: {error.strerror}") from error
     if done.returncode != 0:
         raise UserError(done.stderr.strip().removeprefix("zerorun: "))
-
-
-def _manifest(checkpoint_dir, tag):
-    folder = pathlib.Path(checkpoint_dir)
-    if tag is None and not (folder / "manifest.json").exists():
-        tag = (folder / "latest").read_text(encoding="utf-8-sig").strip()
-    return json.loads((folder / (tag or "") / "manifest.json").read_text())
 
 
 def _read_safetensors(path):

@@ -103,14 +103,17 @@ class Judge {
   valijson::Validator validator_;
 };
 
-/// Whether the reader accepts the value of the key as it stands, not only with a warning about its quotes.
+/// Whether the reader accepts the value of the key as it stands, not only with a warning about its quotes, or
+/// about 1 and 0 for true and false.
 bool reader_takes(const KeyFact& fact, const std::string& literal) {
   const std::string text = "{\"value\": " + literal + "}";
   Diagnostics diagnostics("literal", text);
   const ValueCheck check = check_value(fact, read_document(text, diagnostics)->members.front().value);
   const auto* choice = std::get_if<std::string>(&check.value);
-  return check.fit != Fit::refused && check.understood.find("without the quotes") == std::string::npos &&
-         !(choice && has_word(fact.unsupported_choices, *choice)) && fact.status != KeyStatus::replaced;
+  const auto advises = [&](const char* what) { return check.understood.find(what) != std::string::npos; };
+  return check.fit != Fit::refused && !advises("without the quotes") && !advises(": write true") &&
+         !advises(": write false") && !(choice && has_word(fact.unsupported_choices, *choice)) &&
+         fact.status != KeyStatus::replaced;
 }
 
 TEST_CASE("the schema and the reader accept the same values of each key") {

@@ -231,7 +231,7 @@ TEST_CASE("wrong values are refused at their place") {
       {R"("steps_per_print": @true)", "steps_per_print", "an integer", "true", "leave the key out"},
       {R"("wall_clock_breakdown": @"True")", "wall_clock_breakdown", "true or false", "\"True\"", "write"},
       {R"("gradient_clipping": @false)", "gradient_clipping", "a number", "false", "0 for no clipping"},
-      {R"("wall_clock_breakdown": @1)", "wall_clock_breakdown", "true or false", "1", "write true or false"},
+      {R"("wall_clock_breakdown": @2)", "wall_clock_breakdown", "true or false", "2", "write true or false"},
       {R"("gradient_predivide_factor": @0.0)", "gradient_predivide_factor", "from 1e-06 to 1e+06", "0.0",
        "write"},
       {R"("optimizer": @[])", "optimizer", "an object", "an array", "write"},
@@ -345,6 +345,12 @@ TEST_CASE("values that are understood although written differently get a warning
   config = parse(R"("wall_clock_breakdown": "true")");
   CHECK(config.wall_clock_breakdown);
   CHECK_THAT(note_of(config), Catch::Contains("warning: wall_clock_breakdown: \"true\" is taken as true"));
+  for (const auto& [number, word] : {std::pair("1", "true"), std::pair("0.0", "false")}) {
+    config = parse("\"prescale_gradients\": " + std::string(number));
+    CHECK(config.prescale_gradients == (std::string(word) == "true"));
+    CHECK_THAT(note_of(config), Catch::Contains("warning: prescale_gradients: " + std::string(number) +
+                                                " is taken as " + word + ": write " + word));
+  }
   config = parse(R"("gradient_clipping": true)");
   CHECK(config.gradient_clipping == 1.0);
   CHECK_THAT(note_of(config),
@@ -378,4 +384,16 @@ TEST_CASE("text that a message quotes from the file is short and has no control 
   CHECK(found[0].path.size() < 80);
   CHECK(found[0].found.size() < 80);
   CHECK(found[1].found.size() < 80);
+}
+
+TEST_CASE("numbers switch features as true and false do, and other numbers than 0 and 1 are refused") {
+  CHECK(parse(R"("bf16": {"enabled": 1})").precision.training == Dtype::bf16);
+  CHECK(parse(R"("fp16": {"enabled": 0})").precision.training == Dtype::fp32);
+  parse(R"("compression_training": {"sparse_pruning": {"shared_parameters": {"enabled": 0}}})");
+  parse(R"("fp32_allreduce": 0)");
+  check_refused(
+      {{R"("prescale_gradients": @2)", "prescale_gradients", "true or false", "2", "write true or false"},
+       {R"("prescale_gradients": @0.5)", "prescale_gradients", "true or false", "0.5", "write true or false"},
+       {R"("prescale_gradients": @"1")", "prescale_gradients", "true or false", "\"1\"",
+        "write true or false"}});
 }

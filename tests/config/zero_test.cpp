@@ -157,3 +157,18 @@ TEST_CASE("contiguous_gradients means the same at stage 3 as below it") {
   REQUIRE(notes.size() == 1);
   CHECK_THAT(notes[0], Catch::Contains("note: zero_optimization.contiguous_gradients: false has no effect"));
 }
+
+TEST_CASE("leaf modules are lists of texts, or one text") {
+  const Config config = parse(R"("stage": 3, "leaf_module":
+    {"classes": ["Experts", "a.b.Block"], "names": "head", "name_suffixes": null})");
+  CHECK(config.python.leaf_classes == std::vector<std::string>{"Experts", "a.b.Block"});
+  CHECK(config.python.leaf_names == std::vector<std::string>{"head"});
+  CHECK(config.python.leaf_name_suffixes.empty());
+  CHECK_THAT(config.resolved, Catch::Contains(R"("classes": ["Experts", "a.b.Block"])"));
+  REQUIRE(told(config).size() == 1);
+  CHECK_THAT(told(config)[0], Catch::Contains("zero_optimization.leaf_module: marks modules of Python"));
+  const Config below = parse(R"("stage": 2, "leaf_module": {"names": ["head"]})");
+  REQUIRE(told(below).size() == 1);
+  CHECK_THAT(told(below)[0], Catch::Contains("leaf_module: has no effect: parameters are partitioned only"));
+  CHECK(told(parse(R"("leaf_module": {"classes": []})")).empty());
+}

@@ -1,5 +1,5 @@
-"""Checks that engines which are made and destroyed in one process leave no files, threads or memory, and that memory does
-not grow in 1,000 steps."""
+"""Checks that engines which are made and destroyed in one process leave no files, threads or memory, also for one model, and that
+memory does not grow in 1,000 steps."""
 
 import gc
 import os
@@ -20,8 +20,12 @@ def counts():
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
-def make(stage):
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+
+
+def make(stage, model=None):
+    model = net() if model is None else model
     engine, *_ = zerorun.initialize(model=model, config={
         "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}})
@@ -79,4 +83,33 @@ def steps(folder):
     print(f"800 steps: memory + {grown / 1e6:.1f} MB")
 
 
-engines() if sys.argv[1] == "engines" else steps(sys.argv[2])
+def again():
+    """One model gets an engine after the other, with its values. At stage 3 the next engine takes its parameters over."""
+    for stage in range(4):
+        torch.manual_seed(stage)  # the same on all ranks
+        model, plain = net(), net()
+        plain.load_state_dict(model.state_dict())
+        for number in range(30):
+            engine = make(stage, model)
+            step(engine)
+            optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0)
+            plain(torch.ones(2, 64)).pow(2).mean().backward()
+            torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            if stage < 3:
+                engine.destroy()
+            if number == 9:
+                gc.collect()
+                before, memory = counts(), resident()
+        with zerorun.zero.GatheredParameters(list(model.parameters())):
+            for own, expected in zip(model.parameters(), plain.parameters()):
+                torch.testing.assert_close(own.detach().clone(), expected.detach(), rtol=1e-3, atol=1e-4)
+        gc.collect()
+        after, grown = counts(), resident() - memory
+        assert after[0] <= before[0] + 2 and after[1] <= before[1] + 1, (stage, before, after)
+        assert grown < 15e6, f"stage {stage}: 20 engines of one model left {grown / 1e6:.0f} MB"
+        print(f"stage {stage}: memory + {grown / 1e6:.1f} MB")
+
+
+{"engines": engines, "again": again, "steps": steps}[sys.argv[1]](*sys.argv[2:])

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from .. import UserError
-from . import FOLDER, variables
+from . import variables
 
 _OPTIONS = {"-m": "module", "--module": "module", "--no_python": "no_python", "--local_rank": "local_rank",
             "--print-env": "print_env", "--print_env": "print_env", "-h": "help", "--help": "help"}
@@ -38,6 +38,7 @@ def main(arguments):
     program, rest = arguments[0], arguments[1:]
     is_module, is_script = "module" in options, "no_python" not in options and program.endswith(".py")
     if not is_module and not is_script:
+        _check_command(arguments)
         return _execute(arguments)
     if not is_module and not os.path.isfile(program):
         raise UserError(f"cannot run {program!r}: no such file: correct the path of the script")
@@ -55,6 +56,19 @@ def _execute(command):
         os.execvp(command[0], command)
     except OSError as error:
         raise UserError(f"cannot run {command[0]!r}: {error.strerror}") from error
+
+
+def _check_command(command):
+    """Checks the folder of the script that a command (torchrun, accelerate launch, python) runs: the first argument that is one,
+    or where it runs if it runs a module."""
+    script = next((argument for argument in command[1:] if argument.endswith(".py") and os.path.isfile(argument)), None)
+    options = command[1:command.index(script)] if script is not None else command[1:]
+    if os.environ.get("PYTHONSAFEPATH") or {"-P", "-I"} & set(options):
+        return
+    if script is not None:
+        _check_folder(os.path.dirname(os.path.realpath(script)))
+    elif {"-m", "--module"} & set(options):
+        _check_folder(os.getcwd())
 
 
 def _check_folder(folder):

@@ -1,13 +1,23 @@
 """What programs take from DeepSpeed's modules by name, although nothing here needs it."""
 
+import datetime
 import enum
+import functools
 import os
 import re
 
 import torch
 
+from ..accelerator import get_accelerator
+
 # The launcher reads this file of the home folder and the working folder, as DeepSpeed's does.
 DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
+
+TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
+default_pg_timeout = datetime.timedelta(minutes=10)
+
+# Of the checkout that a package was built from, which nothing here needs.
+git_hash = git_branch = "unknown"
 
 _orig_torch_arange = torch.arange
 
@@ -16,6 +26,24 @@ def zero_wrapper_for_fp_tensor_constructor(fn, target_fp_dtype=None, target_devi
     """Returns fn: zero.Init records operators, and changes neither dtype nor device of a tensor. Programs replace this function
     to keep zero.Init from changing torch.arange(), which has no effect."""
     return fn
+
+
+def instrument_w_nvtx(func):
+    """A decorator: on a GPU the function's time has its name in a profile."""
+
+    @functools.wraps(func)
+    def named(*args, **kwargs):
+        get_accelerator().range_push(func.__qualname__)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            get_accelerator().range_pop()
+
+    return named
+
+
+def is_compile_supported():
+    return hasattr(torch, "compile")
 
 
 def required_torch_version(min_version=None, max_version=None):

@@ -1,0 +1,141 @@
+// What Python asks of an engine, its config and a checkpoint.
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "checkpoint/file_system.h"
+#include "checkpoint/inventory.h"
+#include "checkpoint/saved_state.h"
+#include "config/config.h"
+#include "engine/saving/checkpoint_contents.h"
+#include "python/src/engine_binding.h"
+
+namespace zerorun::python {
+namespace {
+
+namespace py = pybind11;
+using namespace pybind11::literals;  // NOLINT(google-build-using-namespace): names of arguments
+
+py::dict bytes_of(CoreEngine& core) {
+  const BytesByCategory bytes = [&] {
+    py::gil_scoped_release no_gil;
+    return core.get().bytes_by_category();
+  }();
+  return py::dict("parameters"_a = bytes.parameters, "gradients"_a = bytes.gradients,
+                  "master"_a = bytes.master, "moments"_a = bytes.moments, "buckets"_a = bytes.buckets,
+                  "buffers"_a = bytes.buffers, "gathered"_a = bytes.gathered, "on_host"_a = bytes.on_host,
+                  "in_files"_a = bytes.in_files);
+}
+
+// Where the momentum of the config's schedule begins; nothing if it moves none.
+std::optional<PerGroup> highest_momentum(const Config& config) {
+  const auto* cycle = config.scheduler ? std::get_if<OneCycle>(&*config.scheduler) : nullptr;
+  return cycle && cycle->cycle_momentum ? std::optional(cycle->max_mom) : std::nullopt;
+}
+
+py::dict config_of(CoreEngine& core) {
+  const Config& config = core.get().config();
+  const PrecisionConfig& precision = config.precision;
+  const PythonConfig& python = config.python;
+  return py::dict(
+      "train_batch_size"_a = config.batch.train_batch_size,
+      "micro_batch_size"_a = config.batch.micro_batch_size_per_gpu,
+      "accumulation"_a = config.batch.gradient_accumulation_steps, "stage"_a = config.zero.stage,
+      "dtype"_a = std::string(name_of(precision.training)), "clipping"_a = config.gradient_clipping,
+      "dynamic_loss_scale"_a = precision.training == Dtype::fp16 && !precision.loss_scale.fixed,
+      "optimizer"_a = config.optimizer ? std::string(name_of(*config.optimizer)) : std::string(),
+      "has_scheduler"_a = config.scheduler.has_value(), "computes_only"_a = core.computes_only(),
+      "managed"_a = config.managed_gradient_accumulation, "steps_per_print"_a = config.steps_per_print,
+      "gathers_on_save"_a = python.gather_16bit_weights_on_model_save,
+      "highest_momentum"_a = highest_momentum(config), "leaf_classes"_a = python.leaf_classes,
+      "leaf_names"_a = python.leaf_names, "leaf_suffixes"_a = python.leaf_name_suffixes,
+      "resolved"_a = config.resolved);
+}
+
+// A parameter or a buffer in a checkpoint.
+struct SavedTensor {
+  std::string name;
+  std::vector<std::string> aliases;
+  bool trained = true;
+  bool excluded = false;
+  bool is_buffer = false;
+};
+
+// All of the checkpoint's, by name. Throws UserError.
+std::vector<SavedTensor> saved_tensors(const std::string& folder, const std::string& tag) {
+  checkpoint::FileSystem& files = checkpoint::local_file_system();
+  const checkpoint::SavedState saved(files, checkpoint::checkpoint_folder(files, folder, tag));
+  const checkpoint::Manifest& manifest = saved.manifest();
+  std::set<std::string> buffers;
+  if (const auto found = manifest.files.find(kBuffersFile); found != manifest.files.end()) {
+    for (const checkpoint::StateRange& range : found->second.ranges) buffers.insert(range.parameter);
+  }
+  std::vector<SavedTensor> tensors;
+  for (const auto& [name, parameter] : manifest.parameters) {
+    tensors.push_back(
+        {name, parameter.aliases, parameter.trained, parameter.excluded, buffers.contains(name)});
+  }
+  return tensors;
+}
+
+}  // namespace
+
+void bind_facts(EngineClass& engine) {
+  engine
+      .def(
+          "get_lr", [](CoreEngine& core) { return core.get().get_lr(); }, NoGil())
+      .def(
+          "get_betas", [](CoreEngine& core) { return core.get().get_betas(); }, NoGil())
+      .def(
+          "grad_norm", [](CoreEngine& core) { return core.get().get_global_grad_norm(); }, NoGil())
+      .def(
+          "was_step_applied", [](CoreEngine& core) { return core.get().was_step_applied(); }, NoGil())
+      .def(
+          "skipped_steps", [](CoreEngine& core) { return core.get().skipped_steps(); }, NoGil())
+      .def("global_steps", [](CoreEngine& core) { return core.get().global_steps(); })
+      .def("backwards", [](CoreEngine& core) { return core.get().backwards(); })
+      .def(
+          "loss_scale", [](CoreEngine& core) { return core.get().loss_scale(); }, NoGil())
+      .def("should_stop", [](CoreEngine& core) { return core.get().should_stop(); })
+      .def("device", [](CoreEngine& core) { return core.get().device().str(); })
+      .def("rank", [](CoreEngine& core) { return core.get().communicator().rank(); })
+      .def("world_size", [](CoreEngine& core) { return core.get().communicator().world_size(); })
+      .def("mesh_sizes",  // by axis
+           [](CoreEngine& core) {
+             const MeshSizes& sizes = core.get().mesh().sizes();
+             return py::dict("data"_a = sizes.data, "tensor"_a = sizes.tensor, "pipeline"_a = sizes.pipeline);
+           })
+      .def("coordinates",  // of this rank, by axis
+           [](CoreEngine& core) {
+             const MeshCoordinates& own = core.get().mesh().coordinates();
+             return py::dict("data"_a = own.data, "tensor"_a = own.tensor, "pipeline"_a = own.pipeline);
+           })
+      .def("shares_memory", [](CoreEngine& core) { return core.get().communicator().shares_memory(); })
+      .def(
+          "barrier",
+          [](CoreEngine& core) { core.get().communicator().barrier("a barrier of the program")->wait(); },
+          NoGil())
+      .def("bytes", &bytes_of)
+      .def("config", &config_of)
+      .def(
+          "gathers", [](CoreEngine& core) { return core.get().residency().gathers; }, NoGil())
+      .def(
+          "has_lost_ranks",  // a gather has failed, which an operator reports to Python as RuntimeError
+          [](CoreEngine& core) { return core.get().residency().lost_ranks; }, NoGil());
+}
+
+void bind_checkpoint_facts(py::module_& module) {
+  py::class_<SavedTensor>(module, "SavedTensor")
+      .def_readonly("name", &SavedTensor::name)
+      .def_readonly("aliases", &SavedTensor::aliases)
+      .def_readonly("trained", &SavedTensor::trained)
+      .def_readonly("excluded", &SavedTensor::excluded)
+      .def_readonly("is_buffer", &SavedTensor::is_buffer);
+  module.def("saved_tensors", &saved_tensors, "folder"_a, "tag"_a = "");
+}
+
+}  // namespace zerorun::python

@@ -1,0 +1,95 @@
+"""Saving and loading checkpoints of an engine."""
+
+import logging
+import os
+
+from . import client_state as states, zero_to_fp32
+from ._core import CommError, Error
+from .errors import BadArgument, not_supported
+from .inputs import path_for_core, shown, tag_for_core
+from .module_notes import log_left_out
+
+log = logging.getLogger("zerorun")
+
+# In a checkpoint's client state: the state of the program's scheduler, the numbers of its optimizer if that runs itself, and the
+# samples so far if they are not those of all optimizer steps.
+_SCHEDULE_KEY, _OPTIMIZER_KEY, _SAMPLES_KEY = "_lr_scheduler", "_zerorun_optimizer", "_zerorun_samples"
+
+
+class Checkpoints:
+    """A base class of Engine, which sets _core, _flat, _runs_schedule, lr_scheduler and optimizer."""
+
+    def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False,
+                        asynchronous=False, keep_last=0):
+        """A collective, to be called between step() and the next backward(). Returns True. `client_state`: a dict of numbers,
+        text, bytes, lists, tuples, sets, dicts, tensors and numpy arrays; that of rank 0 is saved, and all ranks must be able to
+        keep theirs."""
+        failure = None
+        try:
+            folder, folder_tag = path_for_core(save_dir, "save_checkpoint"), tag_for_core(tag, "save_checkpoint")
+            if self.optimizer is not None:
+                self.optimizer.push()
+            text, tensors = states.write(self._state_to_save(client_state))  # gathers parameters of the engine
+        except Exception as error:  # the other ranks must not wait for this one
+            if isinstance(error, CommError) or self._core.has_lost_ranks():
+                raise  # they have left, so another collective would only wait for them
+            failure = error
+        try:
+            reason = "" if failure is None else str(failure) or repr(failure)
+            self._core.refuse_on_all_ranks(reason.encode(errors="backslashreplace"))
+        except Error as refusal:
+            raise (BadArgument(str(refusal)) if isinstance(failure, BadArgument) else refusal) from failure
+        self._core.save_checkpoint(folder, folder_tag, text, tensors, save_latest, exclude_frozen_parameters, keep_last,
+                                   asynchronous)
+        if self._core.rank() == 0:
+            zero_to_fp32.leave_script(save_dir)
+        return True
+
+    def _state_to_save(self, client_state):
+        try:
+            state = dict(client_state or {})
+        except (TypeError, ValueError) as error:
+            raise BadArgument(f"save_checkpoint(): client_state is a {type(client_state).__name__}, expected a dict") from error
+        if self.lr_scheduler is not None and not self._runs_schedule and hasattr(self.lr_scheduler, "state_dict"):
+            state[_SCHEDULE_KEY] = self.lr_scheduler.state_dict()
+        if self._flat is not None:
+            state[_OPTIMIZER_KEY] = self._flat.save()
+        if self.global_samples != self.global_steps * self.train_batch_size():
+            state[_SAMPLES_KEY] = self.global_samples
+        return state
+
+    def wait_for_checkpoint(self):
+        """Waits until a checkpoint saved with asynchronous=True is on the disk, on all ranks. Raises UserError."""
+        self._core.wait_for_checkpoint()
+
+    def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True,
+                        load_lr_scheduler_states=True, load_module_only=False, custom_load_fn=None):
+        """Returns (path, client_state); (None, None) if no tag is given and the folder of rank 0 has no file `latest`. A
+        collective."""
+        if custom_load_fn is not None:
+            raise not_supported("load_checkpoint(custom_load_fn=...)", "load with load_module_strict=False")
+        folder, folder_tag = path_for_core(load_dir, "load_checkpoint"), tag_for_core(tag, "load_checkpoint")
+        if tag is None and not self._core.has_checkpoint(folder):
+            log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", shown(load_dir))
+            return None, None
+        whole = not (load_module_only or self._config["computes_only"])
+        # Without a schedule of the engine, learning rates and counts of steps are the optimizer's.
+        counts = load_lr_scheduler_states or (load_optimizer_states and not self._runs_schedule)
+        found, text, tensors = self._core.load_checkpoint(folder, folder_tag, load_module_strict,
+                                                          load_optimizer_states and whole, counts and whole)
+        path = os.fsdecode(found)
+        state = states.read(text, tensors) or {}
+        own = (_SCHEDULE_KEY, _OPTIMIZER_KEY, _SAMPLES_KEY)
+        schedule, numbers, samples = (state.pop(key, None) if isinstance(state, dict) else None for key in own)
+        if schedule is not None and load_lr_scheduler_states and whole and self.lr_scheduler is not None:
+            self.lr_scheduler.load_state_dict(schedule)
+        self._scheduled_steps = self._steps_applied()
+        if counts and whole:
+            self.global_samples = self.global_steps * self.train_batch_size() if samples is None else samples
+        if self._flat is not None and load_optimizer_states and whole:
+            self._flat.load(numbers)
+        if load_module_strict and self._core.rank() == 0:
+            log_left_out(path, self.module)
+        if self.optimizer is not None:
+            self.optimizer.pull()
+        return path, state
