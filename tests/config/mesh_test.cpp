@@ -37,7 +37,7 @@ TEST_CASE("the program's mesh stands in for zerorun.mesh, and must be the same a
   CHECK(parse_config(same, "conf", {.world_size = 8, .mesh = of_program}).batch.train_batch_size == 6);
   CHECK_THROWS_WITH(
       parse_config(text_with(R"({"tensor": 2})"), "conf", {.world_size = 8, .mesh = of_program}),
-      Contains("conf:2:22 zerorun.mesh") &&
+      Contains("conf:2:22: error: zerorun.mesh") &&
           Contains("the mesh of the program, data 2 x tensor 4 x pipeline 1") &&
           Contains("data 4 x tensor 2 x pipeline 1"));
 }
