@@ -28,7 +28,7 @@ def test_a_script_runs_as_without_it(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(SCRIPT)
     output = posing(program, "--a", expect=1)
-    assert "Traceback" in output and f'File "{program}", line 4' in output and "UserError" in output
+    assert "Traceback" in output and f'File "{program}", line 4' in output and "FailedAssertion: initialize(): model is a int" in output
 
 
 RECORDED = pathlib.Path(__file__).parent / "data" / "framework_names.tsv"
