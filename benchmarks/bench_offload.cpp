@@ -57,7 +57,7 @@ class Training {
     const Config config = parse_config(text.dump(), "bench_offload", options.ranks);
     InitializeOptions given;
     given.communicator = communicator_;
-    state_ = std::make_shared<EngineState>(model_of(*model_), config, communicator_,
+    state_ = std::make_shared<EngineState>(model_of(*model_), config, Mesh(communicator_),
                                            collect_parameters(model_of(*model_), config, given), given);
     engine_.emplace(state_);
     tokens_ = random_tokens(options.model, options.micro_batch, communicator_->rank());
