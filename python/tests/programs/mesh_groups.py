@@ -4,7 +4,7 @@ import sys
 import torch
 
 import zerorun
-from zerorun.utils import groups
+from zerorun import groups
 
 STEPS = 3
 
