@@ -3,3 +3,4 @@
 
 #include "comm/communicator.h"
 #include "comm/connect/rendezvous.h"
+#include "comm/mesh.h"

@@ -56,6 +56,8 @@ zerorun::Config use_config(const fs::path& folder) {
          "dtypes");
   const zerorun::LossScaleConfig& scale = precision.loss_scale;
   expect(!scale.fixed, "loss_scale");
+  const zerorun::PythonConfig& python = config.python;
+  expect(python.leaf_names.empty(), "leaf modules");
 
   use_optimizer<zerorun::AdamConfig>("AdamW");
   use_optimizer<zerorun::SgdConfig>("SGD");
@@ -80,6 +82,21 @@ void use_schedules() {
     expect(zerorun::scheduled_values(schedule, 1, 0.5, 100).lr > 0, "a learning rate");
 }
 
+void use_mesh(const std::shared_ptr<zerorun::Communicator>& world) {
+  const zerorun::MeshSizes sizes{.data = 0, .tensor = 2};
+  const zerorun::MeshCoordinates place = zerorun::coordinates_of(3, sizes.resolved(4));
+  expect(zerorun::rank_at(place, sizes.resolved(4)) == 3, "rank_at()");
+  const zerorun::Mesh mesh(world, {.data = 1});
+  for (int axis = 0; axis < zerorun::kMeshAxes; ++axis) {
+    const auto along = static_cast<zerorun::MeshAxis>(axis);
+    expect(mesh.along(along).world_size() == zerorun::size_along(along, mesh.sizes()),
+           zerorun::name_of(along));
+  }
+  const zerorun::RankGroup group{.name = "alone", .ranks = {0}};
+  expect(world->split({group})->world_size() == 1, "split()");
+  expect(zerorun::kLargeSum > 0, "kLargeSum");
+}
+
 std::shared_ptr<zerorun::Communicator> use_communicator() {
   zerorun::Environment environment = zerorun::Environment::read();
   environment.device = zerorun::DeviceChoice::cpu;
@@ -96,6 +113,7 @@ std::shared_ptr<zerorun::Communicator> use_communicator() {
   expect(zerorun::describe(call) == zerorun::name_of(call.kind) + std::string(" of a label"), "describe()");
   expect(zerorun::describe_disagreement(0, "one", 1, "two").starts_with("ranks disagree"), "a disagreement");
   zerorun::check_not_forked(zerorun::HomeProcess(), 0, "a program");
+  use_mesh(communicator);
   return communicator;
 }
 
