@@ -71,7 +71,10 @@ Sizes resolve_section(const Resolution& resolution, const MeshSizes& section, in
 Sizes resolve_mesh(const Resolution& resolution, std::optional<int> world_size, const Sizes& of_program) {
   const Sizes section = read_section(resolution.settings);
   const Sizes& sizes = section ? section : of_program;
-  if (!sizes) return std::nullopt;
+  if (!sizes) {
+    if (world_size) resolution.settings.derive("zerorun.mesh.data", int64_t{*world_size});
+    return std::nullopt;
+  }
   check_same_size(resolution, "tensor", sizes->tensor, "tensor_parallel.autotp_size");
   check_same_size(resolution, "pipeline", sizes->pipeline, "pipeline.stages");
   if (!world_size) return sizes;
