@@ -18,19 +18,19 @@ int size_along(MeshAxis axis, const MeshSizes& sizes) {
 }
 
 MeshSizes MeshSizes::resolved(int world_size) const {
-  const std::string ranks = std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks");
   if (data < 0 || tensor < 1 || pipeline < 1) {
     throw UserError("a mesh of data " + std::to_string(data) + ", tensor " + std::to_string(tensor) +
                     ", pipeline " + std::to_string(pipeline) +
-                    ": each size must be at least 1 (data 0: the " + "ranks that the others leave)");
+                    ": each size must be at least 1 (data 0: the ranks that the others leave)");
   }
   const int64_t model = int64_t{tensor} * pipeline;
   MeshSizes result = *this;
-  if (data == 0 && world_size % model == 0) result.data = static_cast<int>(world_size / model);
-  if (result.data * model == world_size) return result;
-  throw UserError("a mesh of " + (data == 0 ? "" : "data " + std::to_string(data) + " x ") + "tensor " +
-                  std::to_string(tensor) + " x pipeline " + std::to_string(pipeline) + " does not fit " +
-                  ranks + ": the sizes must multiply to the number of ranks");
+  if (data == 0) result.data = static_cast<int>(world_size / model);
+  const bool may_fit = model <= world_size && result.data <= world_size;  // so that the product fits int64
+  if (may_fit && result.data * model == world_size) return result;
+  throw UserError("a mesh of " + describe(*this) + " does not fit " + std::to_string(world_size) +
+                  (world_size == 1 ? " rank" : " ranks") +
+                  ": the sizes must multiply to the number of ranks");
 }
 
 MeshCoordinates coordinates_of(int rank, const MeshSizes& sizes) {

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
+#include <limits>
 #include <mutex>
 #include <set>
 
@@ -45,6 +46,9 @@ TEST_CASE("mesh: sizes must multiply to the number of ranks") {
              Contains("tensor 4 x pipeline 1 does not fit 6 ranks: the sizes must multiply"));
   CHECK_THAT(refusal_of({.data = 2, .tensor = 2}, 8),
              Contains("data 2 x tensor 2 x pipeline 1 does not fit 8"));
+  constexpr int kMost = std::numeric_limits<int>::max();  // the product fits no int64
+  CHECK_THAT(refusal_of({.data = kMost, .tensor = kMost, .pipeline = kMost}, 8),
+             Contains("does not fit 8 ranks"));
   CHECK_THAT(refusal_of({.data = 8, .tensor = 0}, 8), Contains("each size must be at least 1"));
 }
 
