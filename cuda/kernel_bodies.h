@@ -347,12 +347,19 @@ struct Squares {
   /// `slot`.
   ZERORUN_HOST_DEVICE double sum(int part, int thread, uint64_t& slot) const {
     constexpr int64_t kStride = int64_t{kRun} * kThreads * kParts;
+    constexpr int kInFlight = 64 / (kRun * sizeof(T));  // runs that are loaded before the first is added
     double total = 0;
-    for (int64_t begin = (int64_t{part} * kThreads + thread) * kRun; begin < numel; begin += kStride) {
+    int64_t begin = (int64_t{part} * kThreads + thread) * kRun;
+    for (; aligned && begin + (kInFlight - 1) * kStride + kRun <= numel; begin += kInFlight * kStride) {
+      Group<T, kRun> runs[kInFlight];
+      ZERORUN_UNROLL
+      for (int run = 0; run < kInFlight; ++run) runs[run] = load<kRun>(values + begin + run * kStride);
+      ZERORUN_UNROLL
+      for (int run = 0; run < kInFlight; ++run) add_run(runs[run], begin + run * kStride, total, slot);
+    }
+    for (; begin < numel; begin += kStride) {
       if (aligned && begin + kRun <= numel) {
-        const Group<T, kRun> run = load<kRun>(values + begin);
-        ZERORUN_UNROLL
-        for (int i = 0; i < kRun; ++i) add(widen(run.values[i]), begin + i, total, slot);
+        add_run(load<kRun>(values + begin), begin, total, slot);
       } else {
         for (int64_t i = begin; i < begin + kRun && i < numel; ++i) add(widen(values[i]), i, total, slot);
       }
@@ -361,6 +368,12 @@ struct Squares {
   }
 
  private:
+  ZERORUN_HOST_DEVICE void add_run(const Group<T, kRun>& run, int64_t begin, double& total,
+                                   uint64_t& slot) const {
+    ZERORUN_UNROLL
+    for (int i = 0; i < kRun; ++i) add(widen(run.values[i]), begin + i, total, slot);
+  }
+
   ZERORUN_HOST_DEVICE void add(float value, int64_t position, double& total, uint64_t& slot) const {
     total += static_cast<double>(value) * static_cast<double>(value);
     if (!stays_finite<float>(value)) keep_larger(slot, slot_of(number + position));

@@ -125,13 +125,12 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
     _torch_distributed.init_process_group(_backend(dist_backend), store=_store, rank=own_rank, world_size=ranks,
                                           timeout=timeout)
     os.register_at_fork(after_in_child=_keep_what_the_parent_owns)
-    if _torch_distributed.get_backend() == "gloo":
-        _end_before_the_interpreter()
+    _end_before_the_interpreter()
 
 
 def _end_before_the_interpreter():
     """Ends the process group when the program has ended. Otherwise a thread of Gloo that frees a Python object after the
-    interpreter's end aborts the process. A thread ends the group, because a collective may be under way that never
+    interpreter's end aborts the process, and NCCL's group warns that nobody has ended it. A thread ends the group, because a collective may be under way that never
     completes; Python 3.12 starts no thread at the end."""
     asked, done, owner = threading.Event(), threading.Event(), os.getpid()
 
@@ -163,7 +162,7 @@ def _backend(asked):
     import torch
 
     if torch.cuda.is_available() and os.environ.get("ZERORUN_DEVICE") != "cpu":
-        return asked
+        return asked or "cpu:gloo,cuda:nccl"
     return "gloo"  # "nccl" of a program for GPUs too
 
 

@@ -5,8 +5,8 @@ import contextlib
 import torch
 
 from . import _core
-from ._core import UserError
 from ._registry import divide
+from .comm import init_distributed
 from .partitioned import note_values_made
 from .raw_access import gather_arguments  # noqa: F401
 
@@ -14,7 +14,8 @@ from .raw_access import gather_arguments  # noqa: F401
 class Init:
     """Parameters made in this scope get no memory: the operators that fill them are recorded, and initialize() runs
     them bucket by bucket, with the same bits. Copies made in the scope take no memory either; a clone() or copy.deepcopy()
-    made after it is a plain tensor or module with values. A scope inside another one does nothing. The arguments are
+    made after it is a plain tensor or module with values. A scope inside another one does nothing. The ranks join
+    torch.distributed here, unless they have joined it already, as in DeepSpeed's: transformers counts on it. The arguments are
     DeepSpeed's. Only `enabled` and `module` have an effect
     (with a `module` the scope does nothing): the config has the other settings."""
 
@@ -22,7 +23,10 @@ class Init:
                  pin_memory=False, config_dict_or_path=None, config=None, enabled=True, dtype=None, mpu=None,
                  zero_param_parallel_group=None, zero_quantized_weights=False, zero_quantized_nontrainable_weights=False,
                  sequence_data_parallel_group=None, param_swapper=None):
-        self._scope = _core.DeferredScope() if enabled and module is None else None
+        self._scope = None
+        if enabled and module is None:
+            init_distributed()
+            self._scope = _core.DeferredScope()
 
     def __enter__(self):
         if self._scope:
@@ -63,9 +67,6 @@ class GatheredParameters(_core.ScopeStack):
 
     def _make_values(self, parameters):
         deferred = [parameter for parameter in parameters if _core.is_deferred(parameter)]
-        if deferred and self._modifier_rank not in (None, 0) and not torch.distributed.is_initialized():
-            raise UserError(f"GatheredParameters(modifier_rank={self._modifier_rank}) before initialize(): call "
-                            "zerorun.init_distributed() first, which connects the ranks")
         for parameter in deferred:
             note_values_made(parameter)
             parameter.data = _core.make_tensor(parameter)

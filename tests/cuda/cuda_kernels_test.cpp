@@ -78,7 +78,7 @@ TEST_CASE("cuda kernels: in a gradient in which all values are NaN the first ele
 
 TEST_CASE("cuda kernels: sums of squares are the CPU's to 12 digits, wherever values lie") {
   CudaDevice device(0);
-  check_squares(device, {0, 1, 7, 8, 9, 2047, 2048, 2049, 300001, 8 * 256 * 1024 + 12345});
+  check_squares(device, {0, 1, 7, 8, 9, 2047, 2048, 2049, 300001, 4 * 8 * 256 * 1024 + 12345});
 }
 
 // The kernel's body fixes the order of addition, so not even the last digit may differ.
@@ -86,7 +86,7 @@ TEST_CASE("cuda kernels: sums of squares have the bits of the kernel's body run 
   CudaDevice device(0);
   BodyDevice bodies(1);
   for (at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    for (const int64_t numel : {1, 7, 8, 2047, 2049, 300001, 8 * 256 * 1024 + 12345}) {
+    for (const int64_t numel : {1, 7, 8, 2047, 2049, 300001, 4 * 8 * 256 * 1024 + 12345}) {
       for (const int64_t offset : {0, 3}) {
         INFO(numel << " values of " << dtype << " from " << offset << " on");
         const at::Tensor values = random_values(numel, dtype, 5);

@@ -153,6 +153,18 @@ TEST_CASE("GPU ranks: ranks that share a GPU train like ranks on the CPU, with t
   }
 }
 
+TEST_CASE("GPU ranks: two data groups of ranks that share a GPU have the bits of one") {
+  need_gpu();
+  std::vector<Run> runs = all_stages("fp32, ", "fp32", 1);
+  for (const Run& run : all_stages("bf16, accumulation 2, ", "bf16", 2)) runs.push_back(run);
+  const Outcomes grouped = train_in_processes(Where::gpu, 4, in_two_groups(runs));
+  const Outcomes alone = train_in_processes(Where::gpu, 2, runs);
+  for (const Run& run : runs) {
+    CAPTURE(run.name);
+    check_groups_are(grouped.at(run.name), alone.at(run.name));
+  }
+}
+
 TEST_CASE("GPU ranks: two ranks that share a GPU load the checkpoint of four") {
   need_gpu();
   const TemporaryFolder folder;

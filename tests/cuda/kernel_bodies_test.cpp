@@ -148,7 +148,7 @@ TEST_CASE("kernel bodies: all threads together report the value that the CPU rep
 
 TEST_CASE("kernel bodies: sums of squares depend on the values alone") {
   BodyDevice device(1);
-  check_squares(device, {0, 1, 7, 8, 9, 2047, 2048, 2049, 300001, 8 * 256 * 1024 + 12345});
+  check_squares(device, {0, 1, 7, 8, 9, 2047, 2048, 2049, 300001, 4 * 8 * 256 * 1024 + 12345});
 }
 
 TEST_CASE("kernel bodies: updates have the CPU's bits") {

@@ -280,6 +280,14 @@ void check_same_bits(const Outcome& a, const Outcome& b) {
   CHECK(a.parameters == b.parameters);
 }
 
+void check_groups_are(const Outcome& grouped, const Outcome& alone) {
+  Outcome twice = alone;
+  for (auto& ranks : twice.losses) {  // ranks of one data coordinate are neighbours
+    for (size_t rank = ranks.size(); rank-- > 0;) ranks.insert(ranks.begin() + rank, ranks[rank]);
+  }
+  check_same_bits(grouped, twice);
+}
+
 std::string config_of(int stage, const std::string& precision, int accumulation, const std::string& more) {
   std::string section;
   if (precision == "bf16") section = R"("bf16": {"enabled": true},)";
@@ -308,6 +316,11 @@ std::vector<Run> all_stages(const std::string& prefix, const std::string& precis
   const std::string on_host = R"(, "offload_optimizer": {"device": "cpu"})";
   for (const int stage : {1, 2, 3}) add(stage, ", updates on the host", on_host);
   add(3, ", updates and parameters on the host", on_host + R"(, "offload_param": {"device": "cpu"})");
+  return runs;
+}
+
+std::vector<Run> in_two_groups(std::vector<Run> runs) {
+  for (Run& run : runs) run.config.insert(1, R"("zerorun": {"mesh": {"tensor": 2}}, )");
   return runs;
 }
 

@@ -68,6 +68,9 @@ Outcomes train_in_processes(Where where, int ranks, const std::vector<Run>& runs
 /// CHECKs that losses, norms, loss scales and final parameters have the same bits.
 void check_same_bits(const Outcome& a, const Outcome& b);
 
+/// CHECKs that each data group of an in_two_groups() run has the bits of the run alone.
+void check_groups_are(const Outcome& grouped, const Outcome& alone);
+
 /// A configuration of the tiny GPT-2 with many small buckets, of which stage 3 keeps only a part.
 /// `precision`: "fp32", "bf16" or "fp16". `more`: text to add to zero_optimization, beginning with a comma.
 std::string config_of(int stage, const std::string& precision, int accumulation,
@@ -77,6 +80,10 @@ std::string config_of(int stage, const std::string& precision, int accumulation,
 /// accumulation, stages 2 and 3 add over ranks before they add micro-steps, stages 0 and 1 afterwards.
 /// Run::same_as says it. The names are `prefix` and what differs.
 std::vector<Run> all_stages(const std::string& prefix, const std::string& precision, int accumulation);
+
+/// The same runs in a mesh in which two ranks have each data coordinate. Twice the ranks of `runs` train
+/// them.
+std::vector<Run> in_two_groups(std::vector<Run> runs);
 
 /// Runs that load the bf16 checkpoint in `folder`, which was saved after 4 steps: "loaded" trains no step,
 /// "stage 1" and "stage 3" train 3 more.

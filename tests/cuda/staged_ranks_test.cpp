@@ -38,6 +38,17 @@ TEST_CASE("staged ranks: all stages and precisions have the bits of CPU ranks, a
   }
 }
 
+TEST_CASE("staged ranks: two data groups of two ranks have the bits of two ranks") {
+  const std::vector<Run> runs = all_stages("", "bf16", 2);
+  const Outcomes grouped = train_in_processes(Where::recorded, 4, in_two_groups(runs));
+  const Outcomes alone = train_in_processes(Where::cpu, 2, runs);
+  for (const Run& run : runs) {
+    CAPTURE(run.name);
+    check_groups_are(grouped.at(run.name), alone.at(run.name));
+    check_clean(grouped.at(run.name));
+  }
+}
+
 TEST_CASE("staged ranks: two ranks load the checkpoint of four") {
   const TemporaryFolder folder;
   const Run save{.name = "save", .config = config_of(3, "bf16", 1), .save_to = folder / "saved"};

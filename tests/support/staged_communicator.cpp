@@ -23,6 +23,13 @@ std::unique_ptr<Notices> StagedCommunicator::open_notices() {
   return control_->open_notices();
 }
 
+std::shared_ptr<Communicator> StagedCommunicator::make_part(const std::vector<RankGroup>& groups,
+                                                            size_t /*own*/, RankGroup group) {
+  const auto part = std::make_shared<StagedCommunicator>(control_->split(groups), owned_device_, delay_);
+  part->set_group(std::move(group));
+  return part;
+}
+
 std::unique_ptr<Work> StagedCommunicator::start(CollectiveCall call) {
   if (call.input.device() != device().location()) return forward(*control_, call);
   if (grouping_) {

@@ -29,6 +29,9 @@ class StagedCommunicator : public Communicator {
   int64_t scratch_bytes() const override { return control_->scratch_bytes(); }
 
  private:
+  std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t own,
+                                          RankGroup group) override;
+
   // Page-locked memory of one stream, in bytes. Kept for later collectives on the stream: it may be written
   // again when the copy to the host of such a collective is complete, because a stream runs its copies in
   // order.

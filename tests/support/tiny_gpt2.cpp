@@ -94,12 +94,13 @@ void train_rank(const std::string& config_text, const RunOptions& options,
                 const std::shared_ptr<Communicator>& communicator, RunResult& result) {
   const int rank = communicator->rank();
   const Config config = parse_config(config_text, "test config", communicator->world_size());
+  const MeshSizes mesh = config.mesh.value_or(MeshSizes()).resolved(communicator->world_size());
   const int64_t micro_steps = config.batch.gradient_accumulation_steps;
   const samples::Sampler sampler({.corpus_size = static_cast<int64_t>(kTextBytes),
                                   .seq = kSeq,
                                   .micro_batch = config.batch.micro_batch_size_per_gpu,
                                   .accumulation = micro_steps,
-                                  .world_size = communicator->world_size(),
+                                  .world_size = mesh.data,
                                   .seed = 0,
                                   .sequential = true});
   samples::Gpt2 model = load_model();
@@ -111,7 +112,8 @@ void train_rank(const std::string& config_text, const RunOptions& options,
     const std::vector<double> lrs = engine.get_lr();
     try {
       for (int64_t micro = 0; micro < micro_steps; ++micro) {
-        at::Tensor loss = model->loss(read_batch(sampler.offsets(step, micro, rank)).to(engine.device()));
+        const auto offsets = sampler.offsets(step, micro, coordinates_of(rank, mesh).data);
+        at::Tensor loss = model->loss(read_batch(offsets).to(engine.device()));
         result.losses[step][rank].push_back(loss.item<double>());
         const bool inject = std::ranges::count(options.inject_inf_steps, step) > 0;
         engine.backward(inject ? loss * std::numeric_limits<float>::infinity() : loss);
