@@ -33,8 +33,9 @@ BytesByCategory Engine::bytes_by_category() const {
     bytes.buckets += slices->files().buffer_bytes();
     bytes.in_files += slices->files().file_bytes();
   }
-  for (const NamedTensor& other : state_->unbucketed)
-    bytes.buffers += static_cast<int64_t>(other.tensor.nbytes());
+  for (const auto* others : {&state_->unbucketed, &state_->unsaved}) {
+    for (const NamedTensor& other : *others) bytes.buffers += static_cast<int64_t>(other.tensor.nbytes());
+  }
   auto category = [&](int bucket, StateKind kind) -> int64_t& {
     switch (kind) {
       case StateKind::value:

@@ -141,6 +141,7 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
     store.finish_generation();  // of states in files
   });
   unbucketed = std::move(parameters.unbucketed);
+  unsaved = std::move(parameters.unsaved);
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
   schedule.ask(0);
   computes_only = options.computes_only;

@@ -132,6 +132,7 @@ struct EngineState {
   ScheduleFollower schedule;
   std::optional<LossScaler> scaler;     // only under fp16 training
   std::vector<NamedTensor> unbucketed;  // buffers, and frozen parameters outside of buckets
+  std::vector<NamedTensor> unsaved;     // buffers that no checkpoint has
   StepTimer timer;
   StepOutcome outcome;
   bool open_step = false;  // apply_outcome() has not been called for the last step yet

@@ -21,6 +21,7 @@ struct Model {
 
   NamedTensors parameters;  // in the model's order; tied parameters occur under each of their names
   NamedTensors buffers;
+  NamedTensors unsaved_buffers;  // those that no checkpoint has (Python: register_buffer(persistent=False))
   /// Whether the model is in training mode; else it is in inference mode. Called on any thread, with the
   /// engine's locks held.
   std::function<bool()> is_training;

@@ -118,14 +118,13 @@ bool can_be_partitioned(const at::Tensor& frozen, const Config& config) {
 
 // Chooses the dtypes of tensors outside of buckets: frozen parameters get the dtype of trained parameters, as
 // in DeepSpeed.
-void choose_conversions(std::vector<NamedTensor>& unbucketed, size_t first_buffer,
-                        const PrecisionConfig& precision) {
-  for (size_t index = 0; index < unbucketed.size(); ++index) {
-    if (!unbucketed[index].tensor.is_floating_point()) continue;
-    if (index >= first_buffer) {
-      unbucketed[index].dtype = precision.buffers;
+void choose_conversions(std::vector<NamedTensor>& others, const PrecisionConfig& precision) {
+  for (NamedTensor& other : others) {
+    if (!other.tensor.is_floating_point()) continue;
+    if (other.is_buffer) {
+      other.dtype = precision.buffers;
     } else if (precision.training != Dtype::fp32) {
-      unbucketed[index].dtype = precision.training;
+      other.dtype = precision.training;
     }
   }
 }
@@ -167,7 +166,9 @@ void check_no_shared_memory(const ModelParameters& model) {
   };
   for (const auto& [name, tensor, group] : model.trained) add(name, tensor, true);
   for (const auto& [name, tensor, group] : model.frozen) add(name, tensor, true);
-  for (const NamedTensor& other : model.unbucketed) add(other.name, other.tensor, false);
+  for (const auto* others : {&model.unbucketed, &model.unsaved}) {
+    for (const NamedTensor& other : *others) add(other.name, other.tensor, false);
+  }
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
     return std::tie(a.owner, a.begin) < std::tie(b.owner, b.begin);
   });
@@ -245,11 +246,14 @@ ModelParameters collect_parameters(const Model& model, const Config& config,
   }
   if (result.trained.empty() && !options.computes_only)
     throw UserError("the model has no parameter that requires grad: nothing to train");
-  const size_t frozen = result.unbucketed.size();
   for (const auto& [name, tensor] : model.buffers)
     result.unbucketed.push_back({.name = name, .tensor = tensor, .is_buffer = true});
-  choose_conversions(result.unbucketed, frozen, config.precision);
-  for (const NamedTensor& other : result.unbucketed) check_shared(other);
+  for (const auto& [name, tensor] : model.unsaved_buffers)
+    result.unsaved.push_back({.name = name, .tensor = tensor, .is_buffer = true});
+  for (auto* others : {&result.unbucketed, &result.unsaved}) {
+    choose_conversions(*others, config.precision);
+    for (const NamedTensor& other : *others) check_shared(other);
+  }
   check_no_shared_memory(result);
   return result;
 }
@@ -308,7 +312,9 @@ std::string describe_model(const ModelParameters& model) {
     description += " " + std::to_string(group);
   }
   for (const auto& [name, tensor, group] : model.frozen) describe(name, tensor);
-  for (const NamedTensor& other : model.unbucketed) describe(other.name, other.tensor);
+  for (const auto* others : {&model.unbucketed, &model.unsaved}) {
+    for (const NamedTensor& other : *others) describe(other.name, other.tensor);
+  }
   return description;
 }
 
@@ -342,27 +348,31 @@ at::Tensor values_of(const NamedTensor& deferred) try {
   throw UserError("the values of " + deferred.name + ": " + error.what());
 }
 
+void move_and_broadcast(const NamedTensor& other, Communicator& communicator, Failure& unfilled) {
+  at::Tensor tensor = other.tensor;  // copies only the handle: set_data() changes the model's tensor
+  if (is_deferred(tensor)) {
+    at::Tensor values = place_like(tensor);
+    if (communicator.rank() == 0) {
+      Failure failure = failure_of([&] { values = values_of(other); });
+      if (failure && values.is_floating_point()) values.fill_(std::numeric_limits<double>::quiet_NaN());
+      if (!unfilled) unfilled = std::move(failure);
+    }
+    tensor.set_data(values);
+  }
+  const c10::Device device = communicator.device().location();
+  const at::ScalarType dtype = other.dtype ? scalar_type(*other.dtype) : tensor.scalar_type();
+  if (tensor.device() != device || tensor.scalar_type() != dtype) {
+    tensor.set_data(tensor.detach().to(device, dtype));
+  }
+  broadcast_tensor(other, 0, communicator);
+}
+
 }  // namespace
 
 Failure broadcast_others(const ModelParameters& model, Communicator& communicator) {
   Failure unfilled;
-  for (const NamedTensor& other : model.unbucketed) {
-    at::Tensor tensor = other.tensor;  // copies only the handle: set_data() changes the model's tensor
-    if (is_deferred(tensor)) {
-      at::Tensor values = place_like(tensor);
-      if (communicator.rank() == 0) {
-        Failure failure = failure_of([&] { values = values_of(other); });
-        if (failure && values.is_floating_point()) values.fill_(std::numeric_limits<double>::quiet_NaN());
-        if (!unfilled) unfilled = std::move(failure);
-      }
-      tensor.set_data(values);
-    }
-    const c10::Device device = communicator.device().location();
-    const at::ScalarType dtype = other.dtype ? scalar_type(*other.dtype) : tensor.scalar_type();
-    if (tensor.device() != device || tensor.scalar_type() != dtype) {
-      tensor.set_data(tensor.detach().to(device, dtype));
-    }
-    broadcast_tensor(other, 0, communicator);
+  for (const auto* others : {&model.unbucketed, &model.unsaved}) {
+    for (const NamedTensor& other : *others) move_and_broadcast(other, communicator, unfilled);
   }
   return unfilled;
 }

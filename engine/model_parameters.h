@@ -25,6 +25,7 @@ struct ModelParameters {
   std::vector<NamedParameter> trained;  // require grad; tied parameters once, under their first name
   std::vector<NamedParameter> frozen;   // frozen parameters that are partitioned, in group kFrozen
   std::vector<NamedTensor> unbucketed;  // buffers and frozen parameters that stay whole
+  std::vector<NamedTensor> unsaved;     // buffers that no checkpoint has
 };
 
 /// Collects the model's tensors and checks them. A parameter's group comes from `options.optimizer`, else
@@ -41,7 +42,7 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
 
 /// Copies `root`'s values to all ranks.
 void broadcast_tensor(const NamedTensor& tensor, int root, Communicator& communicator);
-/// Moves model.unbucketed to the rank's device, converts them, and copies rank 0's values to all ranks.
+/// Moves model.unbucketed and model.unsaved to the rank's device, converts them, and copies rank 0's values to all ranks.
 /// Returns why rank 0 could not compute deferred values, as Buckets::unfilled().
 Failure broadcast_others(const ModelParameters& model, Communicator& communicator);
 

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "device/dtypes.h"
+#include "device/tensor_run.h"
 #include "device/zeroed_memory.h"
 #include "zero/deferred_init.h"
 
@@ -277,7 +278,7 @@ at::Tensor Buckets::view(int parameter, const at::Tensor& flat) const {
 }
 
 at::Tensor Buckets::piece(int parameter, const at::Tensor& flat) const {
-  return flat.narrow(0, location(parameter).offset, shapes_[parameter].numel);
+  return run_of(flat, location(parameter).offset, shapes_[parameter].numel);
 }
 
 at::Tensor Buckets::flattened(int parameter, const at::Tensor& tensor) const {
@@ -286,15 +287,15 @@ at::Tensor Buckets::flattened(int parameter, const at::Tensor& tensor) const {
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     same = same && (tensor.stride(dim) == shape.strides[dim] || tensor.size(dim) == 1);
   }
-  if (same) return tensor.as_strided({shape.numel}, {1}, tensor.storage_offset());
+  if (same) return run_of(tensor, 0, shape.numel);
   at::Tensor copy = at::empty_strided(shape.sizes, shape.strides, tensor.options());
-  return copy.copy_(tensor).as_strided({shape.numel}, {1}, 0);
+  return run_of(copy.copy_(tensor), 0, shape.numel);
 }
 
 void Buckets::clear_padding(int bucket, const at::Tensor& flat) const {
   int64_t end = 0;
   auto clear_until = [&](int64_t begin) {
-    if (begin > end) device_->zero(flat.narrow(0, end, begin - end));
+    if (begin > end) device_->zero(run_of(flat, end, begin - end));
   };
   for (int index : store_->layout(bucket).parameters) {
     clear_until(location(index).offset);

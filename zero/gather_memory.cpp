@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "device/dtypes.h"
+#include "device/tensor_run.h"
 
 namespace zerorun {
 
@@ -39,7 +40,7 @@ bool GatherMemory::take_planned(int bucket, int64_t offset) {
     const int64_t begin = places_[other].memory.storage_offset();
     if (begin < offset + numel && offset < begin + store_->layout(other).numel) return false;
   }
-  places_[bucket].memory = arena_.narrow(0, offset, numel);
+  places_[bucket].memory = run_of(arena_, offset, numel);
   places_[bucket].planned = true;
   return true;
 }

@@ -200,12 +200,11 @@ void GradientReducer::complete_buffer(int bucket) {
   start_writing(state);
   state.writers.hand_over(*streams_, streams_->current(), Handover::written);
   for (int parameter : store_->layout(bucket).parameters) {
-    const at::Tensor place = buckets_->piece(parameter, state.buffer.memory);
     if (std::exchange(written_[parameter], 0) == 0) {
-      device_->zero(place);
+      device_->zero(buckets_->piece(parameter, state.buffer.memory));
     } else if (state.sums.defined()) {
-      const at::Tensor sum = buckets_->piece(parameter, state.sums);
-      device_->copy_scaled(place, sum, options_.factor, finite_check(parameter));
+      device_->copy_scaled(buckets_->piece(parameter, state.buffer.memory),
+                           buckets_->piece(parameter, state.sums), options_.factor, finite_check(parameter));
     }
   }
   if (pooled()) buckets_->clear_padding(bucket, state.buffer.memory);

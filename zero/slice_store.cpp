@@ -50,7 +50,7 @@ at::Tensor SliceStore::slice(int bucket, std::string_view name, int rank) const 
 
 at::Tensor SliceStore::slice_of(int bucket, const at::Tensor& flat, int rank) const {
   const int64_t numel = layout(bucket).slice_numel;
-  return flat.narrow(0, rank * numel, numel);
+  return run_of(flat, rank * numel, numel);
 }
 
 Range SliceStore::range_in_slice(int parameter, int rank) const {
@@ -139,7 +139,7 @@ Range SliceStore::chunk_range(int bucket, int chunk) const {
 at::Tensor SliceStore::chunk(int bucket, const StateTensor& state, int chunk) const {
   if (!state.chunks.empty()) return state.chunks[chunk];
   const auto [begin, numel] = chunk_range(bucket, chunk);
-  return state.own.narrow(0, begin, numel);
+  return run_of(state.own, begin, numel);
 }
 
 void SliceStore::open_chunk(int bucket, int chunk) {

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "device/tensor_run.h"
 #include "zero/layout.h"
 #include "zero/slice_files.h"
 
@@ -195,10 +196,10 @@ class SliceStore {
         const int64_t first = std::max(range.begin, of_chunk.begin);
         const int64_t end = std::min(range.begin + range.numel, of_chunk.begin + of_chunk.numel);
         if (first >= end) continue;
-        visit(StatePiece{&state, state.chunks[chunk].narrow(0, first - of_chunk.begin, end - first),
+        visit(StatePiece{&state, run_of(state.chunks[chunk], first - of_chunk.begin, end - first),
                          begin + first - range.begin});
       } else if (chunk == 0 && range.numel > 0) {
-        visit(StatePiece{&state, state.own.narrow(0, range.begin, range.numel), begin});
+        visit(StatePiece{&state, run_of(state.own, range.begin, range.numel), begin});
       }
     }
   }

@@ -51,6 +51,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # The allowed relative difference of losses. In bf16 every gradient and every sum is rounded to 2^-9 of its value, in
 # another order in each runtime.
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-3}
+# On GPUs LibTorch chooses other kernels of attention for C++ than for Python, and the differences grow over the steps.
+BF16_ON_GPUS = 1e-2
 # Runs the same program as "zerorun" a second time. The difference between the two shows the noise of this run.
 CONTROL = "zerorun_again"
 
@@ -232,7 +234,8 @@ class Stage:
     def compare(self, losses):
         """Compares the losses of all steps so far with those of the first case."""
         reference = next(iter(losses.values()))
-        tolerance = TOLERANCES[self.options.precision]
+        on_gpu = self.options.device == "cuda" and self.options.precision == "bf16"
+        tolerance = BF16_ON_GPUS if on_gpu else TOLERANCES[self.options.precision]
         for peer, found in losses.items():
             self.figures[peer]["losses"] = found
             if peer in ALONE:

@@ -27,6 +27,8 @@ void Restore::check_optimizer() const {
 void Restore::check_model() const {
   const auto& saved = saved_->manifest().parameters;
   std::set<std::string> wanted;
+  for (const NamedTensor& buffer : state_->unsaved)
+    wanted.insert(buffer.name);  // older checkpoints have them
   std::string differences;
   for (const auto& [name, parameter] : saved_parameters(*state_)) {
     const auto there = names_.find(name);

@@ -28,11 +28,15 @@ void check(const std::string& kind, const std::string& name, const at::Tensor& t
 
 }  // namespace
 
-Model make_model(Model::NamedTensors parameters, Model::NamedTensors buffers, std::shared_ptr<Mode> mode) {
+Model make_model(Model::NamedTensors parameters, Model::NamedTensors buffers,
+                 Model::NamedTensors unsaved_buffers, std::shared_ptr<Mode> mode) {
   for (const auto& [name, tensor] : parameters) check("parameter", name, tensor);
-  for (const auto& [name, tensor] : buffers) check("buffer", name, tensor);
+  for (const auto* each : {&buffers, &unsaved_buffers}) {
+    for (const auto& [name, tensor] : *each) check("buffer", name, tensor);
+  }
   return {.parameters = std::move(parameters),
           .buffers = std::move(buffers),
+          .unsaved_buffers = std::move(unsaved_buffers),
           .is_training = [mode] { return mode->load(); },
           .set_training = [mode](bool trains) { mode->store(trains); }};
 }

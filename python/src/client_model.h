@@ -17,6 +17,7 @@ namespace zerorun::python {
 
 using Mode = std::atomic<bool>;  // whether the model trains
 
-Model make_model(Model::NamedTensors parameters, Model::NamedTensors buffers, std::shared_ptr<Mode> mode);
+Model make_model(Model::NamedTensors parameters, Model::NamedTensors buffers,
+                 Model::NamedTensors unsaved_buffers, std::shared_ptr<Mode> mode);
 
 }  // namespace zerorun::python

@@ -30,6 +30,7 @@ using namespace pybind11::literals;  // NOLINT(google-build-using-namespace): na
 struct Given {
   Model::NamedTensors parameters;
   Model::NamedTensors buffers;
+  Model::NamedTensors unsaved_buffers;
   std::string config;     // the text of a ds_config.json
   std::string origin;     // the config's name in messages
   std::string optimizer;  // a ds_config.json with only the program's optimizer; empty: the program has none
@@ -89,7 +90,8 @@ Config read_config(const Given& given, const Model& model, int world_size, bool&
 
 std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
   auto mode = std::make_shared<Mode>(true);
-  Model model = make_model(std::move(given.parameters), std::move(given.buffers), mode);
+  Model model = make_model(std::move(given.parameters), std::move(given.buffers),
+                           std::move(given.unsaved_buffers), mode);
   InitializeOptions options;
   options.communicator = connect();
   const Config config = read_config(given, model, options.communicator->world_size(), options.computes_only);
@@ -376,6 +378,7 @@ void bind_engine(py::module_& module) {
       .def(py::init<>())
       .def_readwrite("parameters", &Given::parameters)
       .def_readwrite("buffers", &Given::buffers)
+      .def_readwrite("unsaved_buffers", &Given::unsaved_buffers)
       .def_readwrite("config", &Given::config)
       .def_readwrite("origin", &Given::origin)
       .def_readwrite("optimizer", &Given::optimizer)

@@ -3,6 +3,7 @@
 import ctypes
 
 import pytest
+import safetensors
 import torch
 import torch.utils.checkpoint
 import zerorun
@@ -126,6 +127,27 @@ def test_checkpoints(stage, tmp_path):
     saved = safetensors.load_file(tmp_path / "model/model.safetensors")
     whole = again.consolidated_16bit_state_dict()
     assert set(saved) == set(whole) and all(torch.equal(saved[n], whole[n]) for n in saved)
+
+
+def with_buffers(scratch_numel):
+    model = net()
+    model.register_buffer("kept", torch.full((2,), 3.0))
+    model.register_buffer("scratch", torch.full((scratch_numel,), 4.0), persistent=False)
+    return model
+
+
+@ALL
+def test_buffers_that_no_checkpoint_has(stage, tmp_path):
+    saving, *_ = zerorun.initialize(model=with_buffers(2), config=config(stage))
+    saving.module.kept.fill_(7)
+    saving.save_checkpoint(tmp_path, tag="tag")
+    saving.save_16bit_model(tmp_path, "whole.safetensors")
+    with safetensors.safe_open(tmp_path / "whole.safetensors", "pt") as whole:
+        assert set(whole.keys()) == set(saving.module.state_dict())
+    loading, *_ = zerorun.initialize(model=with_buffers(5), config=config(stage))
+    loading.load_checkpoint(tmp_path, tag="tag")
+    assert loading.module.kept.tolist() == [7, 7] and loading.module.scratch.tolist() == 5 * [4]
+    assert loading.bytes_by_category()["buffers"] - saving.bytes_by_category()["buffers"] == 3 * 4
 
 
 @ALL

@@ -16,7 +16,7 @@ from .errors import FailedAssertion, not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
-from .inputs import given_config, read_config, refuse_lone_ranks, refuse_models
+from .inputs import buffers_of, given_config, read_config, refuse_lone_ranks, refuse_models
 from .mesh import mesh_of
 from .model_watch import ModelWatch
 from .module_notes import explained_errors, log_conversions
@@ -66,7 +66,7 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         groups = optimizer.param_groups if optimizer is not None else groups_of(model_parameters)
         given = _core.Given()
         given.parameters = list(model.named_parameters(remove_duplicate=False))
-        given.buffers = list(model.named_buffers())
+        given.buffers, given.unsaved_buffers = buffers_of(model)
         given.config, given.origin = config_text, origin
         self._flat = None
         given.groups = [as_group(group) for group in groups or []]

@@ -23,6 +23,14 @@ def _open_at_once(path, flags):
     return descriptor
 
 
+def buffers_of(model):
+    """Names and tensors of the buffers that checkpoints have, and of those registered with persistent=False."""
+    saved = {id(buffer) for module in model.modules() for name, buffer in module._buffers.items()
+             if name not in module._non_persistent_buffers_set}
+    both = list(model.named_buffers())
+    return [each for each in both if id(each[1]) in saved], [each for each in both if id(each[1]) not in saved]
+
+
 def path_for_core(path, call):
     """The path's bytes: a path need not be UTF-8. `call` is for the error."""
     if not isinstance(path, (str, bytes, os.PathLike)):

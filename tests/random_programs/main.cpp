@@ -1,11 +1,13 @@
 // Runs random training programs with the engine and compares them with plain LibTorch.
 //
 //   random_programs [--first SEED] [--programs COUNT] [--seconds SECONDS]  programs of consecutive seeds
+//     [--with TEXT]                                                        those with a feature of this name
 //   random_programs --seed SEED                                            the program of one seed
 //   random_programs --program FILE                                         a program from a file
 //
 // A program that fails is shrunk and printed in the format that --program reads. Exit code: 0 if all programs
 // passed, 1 if any failed or none ran, 2 if the arguments are wrong.
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -33,6 +35,7 @@ struct Options {
   uint64_t programs = std::numeric_limits<uint64_t>::max();
   std::chrono::seconds seconds = std::chrono::hours(24 * 365);
   std::optional<std::string> file;
+  std::string feature;  // a part of its name
   std::chrono::milliseconds deadline = std::chrono::seconds(10);
   bool shrinks = true;
   bool stops = false;  // after the first failure
@@ -41,7 +44,7 @@ struct Options {
 constexpr const char* kUsage =
     "expected: random_programs [--seed SEED | --program FILE | [--first SEED] [--programs COUNT] [--seconds "
     "SECONDS]]\n"
-    "                          [--deadline MILLISECONDS] [--no-shrink] [--stop]\n";
+    "                          [--with TEXT] [--deadline MILLISECONDS] [--no-shrink] [--stop]\n";
 
 uint64_t number(const std::string& text) {
   size_t used = 0;
@@ -71,6 +74,8 @@ Options read_options(int count, char** arguments) {
       options.seconds = std::chrono::seconds(number(value));
     } else if (name == "--deadline") {
       options.deadline = std::chrono::milliseconds(number(value));
+    } else if (name == "--with") {
+      options.feature = value;
     } else if (name == "--program") {
       options.file = value;
     } else {
@@ -123,6 +128,7 @@ class Session {
       std::vector<std::string> names;
       for (; seed < end && programs.size() < kMostTogether; ++seed) {
         Program program = generate(seed);
+        if (!is_wanted(program)) continue;
         if (!programs.empty() && !run_alike(programs.front(), program)) break;
         programs.push_back(std::move(program));
         names.push_back("seed " + std::to_string(seed));
@@ -134,6 +140,15 @@ class Session {
 
  private:
   bool goes_on() const { return Clock::now() < end_ && !(options_.stops && failed_ > 0); }
+
+  bool is_wanted(const Program& program) const {
+    if (options_.feature.empty()) return true;
+    FeatureCounts features;
+    count_features(program, features);
+    return std::ranges::any_of(features, [&](const auto& feature) {
+      return feature.first.find(options_.feature) != std::string::npos;
+    });
+  }
 
   void run(std::span<const Program> programs, std::span<const std::string> names) {
     while (!programs.empty() && goes_on()) {
