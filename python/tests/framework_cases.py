@@ -26,9 +26,10 @@ ALLOWED = {
     ("lightning_loop.py", "fabric"): 1e-6, ("lightning_loop.py", "trainer"): 1e-6,
 }
 CASES = [(program, str(stage), kind) for program, kind in ALLOWED for stage in STAGES if kind != "bf16" or stage > 1]
-# What every change runs; the others run with ZERORUN_TEST_ALL.
-QUICK = [("accelerate_loop.py", "2", "fp32"), ("launched.py", "2", "fp32"), ("peft_loop.py", "2", "not_reentrant"),
-         ("trainer_loop.py", "3", "llama"), ("trl_loop.py", "3", "dpo"), ("two_engines.py", "2", "gan")]
+# What every change runs, and those of it that run in the same ranks; the others run with ZERORUN_TEST_ALL.
+TOGETHER = [("accelerate_loop.py", "2", "fp32"), ("peft_loop.py", "2", "not_reentrant"), ("trainer_loop.py", "3", "llama"),
+            ("trl_loop.py", "3", "dpo"), ("two_engines.py", "2", "gan")]
+QUICK = [*TOGETHER, ("launched.py", "2", "fp32")]
 # The cases in which DeepSpeed 0.19.8 does not train as plain torch does, and why.
 WRONG_IN_DEEPSPEED = {
     ("two_engines.py", "3", "gan"): "trains the discriminator with what the generator's loss has left in it",
@@ -44,22 +45,48 @@ def run(case, folder, corpus, variables):
     """Runs a case on two ranks of the CPU, in this Python's environment with these variables, and returns what the program has written, with
     the sums of the tensors that it has saved. Raises RuntimeError with the program's output."""
     program, stage, kind = case
-    out = pathlib.Path(folder, "-".join(case).replace(".py", "") + ".json")
-    arguments = [stage, kind, *([] if program in ("two_engines.py", "lightning_loop.py") else [str(corpus)]), str(out)]
-    command = [sys.executable, "-P", "-m"]
+    out = _out(case, folder)
+    launcher = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port"]
     if program == "launched.py" and stage != "plain":
-        command += ["accelerate.commands.launch", "--config_file", str(_yaml(out, stage, kind))]
-    else:
-        command += ["torch.distributed.run", "--nproc_per_node", "2"]
+        launcher = ["accelerate.commands.launch", "--config_file", str(_yaml(out, stage, kind)), "--main_process_port"]
+    done = _start(launcher, _command(case, folder, corpus), folder, variables)
+    if done.returncode != 0 and not (out.exists() and variables.get("MAY_ABORT")):
+        raise RuntimeError(f"exit code {done.returncode} of {' '.join(case)}\n{done.stdout[-8000:]}")
+    return _found(out)
+
+
+def run_together(cases, folder, corpus, variables):
+    """Runs cases that torchrun starts one after the other in the same ranks. Returns what run() returns, by case."""
+    words = [str(FRAMEWORKS / "together.py")]
+    for number, case in enumerate(cases):
+        words += ["--"] * (number > 0) + _command(case, folder, corpus)
+    done = _start(["torch.distributed.run", "--nproc_per_node", "2", "--master_port"], words, folder, variables)
+    if done.returncode != 0:
+        raise RuntimeError(f"exit code {done.returncode} of {' '.join(words)}\n{done.stdout[-8000:]}")
+    return {case: _found(_out(case, folder)) for case in cases}
+
+
+def _out(case, folder):
+    return pathlib.Path(folder, "-".join(case).replace(".py", "") + ".json")
+
+
+def _command(case, folder, corpus):
+    program, stage, kind = case
+    return [str(FRAMEWORKS / program), stage, kind, *([] if program in ("two_engines.py", "lightning_loop.py") else [str(corpus)]),
+            str(_out(case, folder))]
+
+
+def _start(launcher, command, folder, variables):
+    """`launcher` ends with the option for a port."""
     more = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **variables}
     path = [str(FRAMEWORKS), *filter(None, [variables.get("PYTHONPATH")])]
     # accelerate adds the current folder to PYTHONPATH, so it must not be one with a folder zerorun.
-    done = subprocess.run([*command, "--master_port" if command[3] == "torch.distributed.run" else "--main_process_port",
-                           str(free_port()), str(FRAMEWORKS / program), *arguments], timeout=300, check=False, cwd=folder,
+    return subprocess.run([sys.executable, "-P", "-m", *launcher, str(free_port()), *command], timeout=300, check=False, cwd=folder,
                           env={**environment(), **more, "PYTHONPATH": os.pathsep.join(path)}, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
-    if done.returncode != 0 and not (out.exists() and variables.get("MAY_ABORT")):
-        raise RuntimeError(f"exit code {done.returncode} of {' '.join(case)}\n{done.stdout[-8000:]}")
+
+
+def _found(out):
     found = json.loads(out.read_text())
     if "saved" in found:
         found["saved"] = sums(found["saved"])

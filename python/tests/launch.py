@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 
+# Tests try all that they can, however long it takes: scripts/test_python --all.
+ALL = bool(os.environ.get("ZERORUN_TEST_ALL"))
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 SOURCE = pathlib.Path(__file__).parents[2]
 BUILD = pathlib.Path(os.environ.get("ZERORUN_BUILD", SOURCE / "build"))  # scripts/test_python
@@ -33,6 +35,15 @@ def free_port():
     with socket.socket() as listening:
         listening.bind(("", 0))
         return listening.getsockname()[1]
+
+
+def run_several(lists, **more):
+    """Runs programs one after the other in the same ranks, each with its arguments, as starting ranks takes longer than most programs.
+    `lists`: a program and its arguments each."""
+    words = []
+    for number, (program, *arguments) in enumerate(lists):
+        words += ["--"] * (number > 0) + [PROGRAMS / program, *arguments]
+    return run("several.py", *words, **more)
 
 
 def run(program, *arguments, ranks=2, kind="zerorun", expect=0, timeout=240, options=(), **more):

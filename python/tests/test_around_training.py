@@ -1,12 +1,9 @@
 """What programs do around training: adapters that are merged, averages of weights, larger embeddings, several plugins, callbacks that
 raise, ranks whose data end at different steps."""
 
-import os
-
 import pytest
-from launch import run
+from launch import ALL, run
 
-ALL = bool(os.environ.get("ZERORUN_TEST_ALL"))
 NAMES = ["adapters", "averages", "embeddings", "plugins", "callbacks"]
 
 

@@ -5,8 +5,10 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
+import unittest.mock
 
 import pytest
 from framework_names import names_in
@@ -14,6 +16,7 @@ from launch import PROGRAMS, environment
 
 import zerorun
 from zerorun import as_deepspeed
+from zerorun.as_deepspeed import __main__ as command
 
 PROGRAM = str(PROGRAMS / "as_deepspeed.py")
 SCRIPTS = pathlib.Path(sys.executable).parent
@@ -49,6 +52,12 @@ def posing(*command, **more):
     return run(sys.executable, "-m", "zerorun.as_deepspeed", *command, **more)
 
 
+def asked(*arguments):
+    """What python -m zerorun.as_deepspeed would run in its place; in this process, which has imported torch already."""
+    with unittest.mock.patch.dict(os.environ), unittest.mock.patch.object(command, "_execute", lambda program: program):
+        return command.main(list(map(str, arguments)))
+
+
 def check_output(output):
     folder = str(as_deepspeed.FOLDER)
     assert f"found: {folder}/deepspeed/__init__.py" in output
@@ -78,8 +87,10 @@ def test_a_module_and_a_command_find_it(tmp_path):
     check_output(posing("-m", "as_deepspeed", PYTHONPATH=str(PROGRAMS)))
     check_output(posing(sys.executable, PROGRAM))
     assert "cannot run 'no_such_command': No such file" in posing("no_such_command", expect=1)
-    assert "cannot run 'no_such.py': no such file" in posing("no_such.py", expect=1)
-    assert "--nproc: unknown option before the program's name" in posing("--nproc", "2", PROGRAM, expect=1)
+    with pytest.raises(zerorun.UserError, match="cannot run 'no_such.py': no such file"):
+        asked("no_such.py")
+    with pytest.raises(zerorun.UserError, match="--nproc: unknown option before the program's name"):
+        asked("--nproc", "2", PROGRAM)
 
 
 def test_a_shell_gets_the_variables():
@@ -91,33 +102,37 @@ def test_a_shell_gets_the_variables():
 
 
 def test_the_launcher_has_an_option_for_it():
-    output = run(SCRIPTS / "zerorun", "--num_gpus", "2", "--as-deepspeed", PROGRAM, "--train")
+    output = run(SCRIPTS / "zerorun", "--num_gpus", "1", "--as-deepspeed", PROGRAM, "--train")
     check_output(output)
-    assert output.count("package: 0.19.8 ") == 2
-    assert output.count("engine: zerorun.engine 2") == 2
+    assert "engine: zerorun.engine 1" in output
 
 
 def test_the_command_deepspeed_is_the_launcher():
-    output = posing("deepspeed", "--num_gpus", "2", "--module", "as_deepspeed", "--a", PYTHONPATH=str(PROGRAMS))
+    output = posing("deepspeed", "--num_gpus", "2", "--module", "as_deepspeed", "--train", PYTHONPATH=str(PROGRAMS))
     for rank in range(2):
-        assert f"arguments: ['--local_rank={rank}', '--a']" in output
-    assert "arguments: ['--a']" in posing("deepspeed", "--num_gpus", "2", "--no_local_rank", PROGRAM, "--a")
-    assert "does not support" in posing("deepspeed", "--elastic_training", PROGRAM, expect=2)
+        assert f"arguments: ['--local_rank={rank}', '--train']" in output
+    assert output.count("package: 0.19.8 ") == 2
+    assert output.count("engine: zerorun.engine 2") == 2
+    launcher, variables = as_deepspeed.FOLDER / "bin/deepspeed", as_deepspeed.variables(environment(PYTHONPATH=""))
+    assert "arguments: ['--a']" in run(launcher, "--num_gpus", "1", "--no_local_rank", PROGRAM, "--a", **variables)
+    assert "does not support" in run(launcher, "--elastic_training", PROGRAM, expect=2, **variables)
 
 
-def test_another_deepspeed_before_it_is_an_error(tmp_path):
+def test_another_deepspeed_before_it_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed" / "__init__.py").write_text("")
     program = tmp_path / "train.py"
     program.write_text("import deepspeed\n")
     refusal = f"another deepspeed, {tmp_path}/deepspeed/__init__.py"
     assert refusal in posing(program, expect=1)
-    assert refusal in posing("torchrun", "--nproc_per_node", 2, program, "other.py", expect=1)
-    for option in ("-m", "--module"):
-        assert refusal in posing("torchrun", option, "train", expect=1, cwd=tmp_path)
-    done = [sys.executable, "-c", "print('ran')"]
-    assert "ran" in posing(*done, program.with_name("none.py"))  # no such script
-    assert "ran" in posing(*done, "-P", program)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["--nproc_per_node", 2, program, "other.py"], ["-m", "train"], ["--module", "train"]):
+        with pytest.raises(zerorun.UserError, match=re.escape(refusal)):
+            asked("torchrun", *arguments)
+    for runs in (["python", "-c", "1", str(program.with_name("none.py"))],  # no such script
+                 ["python", "-c", "1", "-P", str(program)]):
+        assert asked(*runs) == runs
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,16 @@
 import shutil
 
 import pytest
-from launch import run
+from launch import ALL, run
 
 
-@pytest.mark.parametrize("comm, stages", [("shm", "1,3"), ("gloo", "3")])
-def test_what_is_compiled_may_read_addresses(comm, stages):
-    run("compiled.py", "reader", stages, ranks=2, ZERORUN_COMM=comm)
+@pytest.mark.parametrize("comm, cases", [("shm", ["1,3"]), ("gloo", ["3"])] if ALL else [
+    ("shm", ["1,3", "the model,a function,a module later"]), ("gloo", ["3", "a module,a wrapped module,forward,engine.compile"])])
+def test_what_is_compiled_may_read_addresses(comm, cases):
+    run("compiled.py", "reader", *cases, ranks=2, ZERORUN_COMM=comm)
 
 
 def test_inductor(tmp_path):
     if not shutil.which("g++"):
         pytest.skip("inductor needs g++ for its kernels: apt-get install g++")
-    run("compiled.py", "inductor", "3", "a module,a function", ranks=1, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    run("compiled.py", "inductor", "3", "a module,a function" if ALL else "a module", ranks=1, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from launch import environment, run
+from launch import environment, run, run_several
 from small import config
 
 import zerorun
@@ -18,31 +18,34 @@ def posing(program, *arguments, **more):
     return run(program, *arguments, kind="zerorun as deepspeed", **more)
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_objects(stage, tmp_path):
-    assert posing("deepspeed_objects.py", tmp_path, stage).count("done") == 2
-    script = [sys.executable, str(tmp_path / "zero_to_fp32.py"), str(tmp_path)]
-    if stage != 3:
-        return
-    for options, files in (([], ["pytorch_model.bin"]), (["--max_shard_size", "300B"], None)):
-        out = tmp_path / f"out{len(options)}"
-        subprocess.run([*script, str(out), *options], env={**environment(), "PYTHONPATH": ""}, check=True, timeout=60)
-        written = sorted(path.name for path in out.iterdir())
-        assert files is None or written == files
+def test_objects(tmp_path):
+    """At stages 0, 2 and 3. Then what the script beside the checkpoint of stage 3 writes."""
+    folders = {stage: tmp_path / str(stage) for stage in (0, 2, 3)}
+    output = run_several([("deepspeed_objects.py", folder, stage) for stage, folder in folders.items()], kind="zerorun as deepspeed")
+    assert output.count("done") == 6
+    expected = torch.load(folders[3] / "expected.pt")
+
+    def is_whole(folder):
         found = {}
-        for name in written:
-            if name.endswith(".bin"):
-                found.update(torch.load(out / name))
-        expected = torch.load(tmp_path / "expected.pt")
-        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
-    assert written[-1] == "pytorch_model.bin.index.json" and len(written) > 2
-    subprocess.run([*script, str(tmp_path / "safe"), "--safe_serialization"], env={**environment(), "PYTHONPATH": ""}, check=True,
-                   timeout=60)
+        for path in folder.glob("*.bin"):
+            found.update(torch.load(path))
+        return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+    script, out = str(folders[3] / "zero_to_fp32.py"), tmp_path / "out"
+    subprocess.run([sys.executable, script, str(folders[3]), str(out)], env={**environment(), "PYTHONPATH": ""}, check=True, timeout=60)
+    assert [path.name for path in out.iterdir()] == ["pytorch_model.bin"] and is_whole(out)
+    zero_to_fp32.main([str(folders[3]), str(tmp_path / "sharded"), "--max_shard_size", "300B"])
+    written = sorted(path.name for path in (tmp_path / "sharded").iterdir())
+    assert written[-1] == "pytorch_model.bin.index.json" and len(written) > 2 and is_whole(tmp_path / "sharded")
+    zero_to_fp32.main([str(folders[3]), str(tmp_path / "safe"), "--safe_serialization"])
     assert (tmp_path / "safe" / "model.safetensors").exists()
 
 
-def test_all_ranks_save_a_model_of_transformers(tmp_path):
-    posing("saved_by_all.py", tmp_path, "shared")
+def test_accelerate_and_transformers(tmp_path):
+    """Ranks that Accelerate takes for the only one are refused. Then, in the same ranks, all save a model of transformers."""
+    output = run_several([("alone_in_accelerate.py",), ("saved_by_all.py", tmp_path, "shared")], kind="zerorun as deepspeed")
+    assert output.count("refused: initialize(): Accelerate takes this rank for the only one, but there are 2") == 2
+    assert output.count("engine: zerorun.engine 2") == 2  # with the name of the backend
     first, second = ((tmp_path / rank / "model.safetensors").read_bytes() for rank in "01")
     assert first == second and len(first) > 40_000
     posing("saved_by_all.py", tmp_path, "alone", options=["--comm", "gloo"])
@@ -82,12 +85,6 @@ def test_the_accelerator_is_the_cpu():
     with pytest.raises(AttributeError, match="no 'graph_pool_handle' on the device cpu"):
         device.graph_pool_handle()
     assert as_deepspeed.VERSION == "0.19.8"
-
-
-def test_ranks_that_accelerate_takes_for_the_only_one_are_refused():
-    output = run("alone_in_accelerate.py", kind="zerorun as deepspeed")
-    assert output.count("refused: initialize(): Accelerate takes this rank for the only one, but there are 2") == 2
-    run("alone_in_accelerate.py", "gloo", kind="zerorun as deepspeed")
 
 
 def test_nested_tensors_are_moved_and_cloned():

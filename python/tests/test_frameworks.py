@@ -4,7 +4,6 @@ deepspeed, and train as under DeepSpeed 0.19.8 and as DistributedDataParallel, o
 import functools
 import importlib.metadata
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -12,13 +11,13 @@ import sys
 import pytest
 import torch
 import zerorun
-from framework_cases import (ALLOWED, BIAS_WITH_KEYS, CASES, FRAMEWORKS, QUICK, WRONG_IN_DEEPSPEED, distance, plain_of, run,
-                             sums)
+from framework_cases import (ALLOWED, BIAS_WITH_KEYS, CASES, FRAMEWORKS, QUICK, TOGETHER, WRONG_IN_DEEPSPEED, distance, plain_of,
+                             run, run_together, sums)
+from launch import ALL
 
 pytest.importorskip("trl", reason="the frameworks are installed for Python 3.11 and newer")
 from zerorun.as_deepspeed import variables  # noqa: E402
 
-ALL = bool(os.environ.get("ZERORUN_TEST_ALL"))
 FILE = json.loads((pathlib.Path(__file__).parent / "data/framework_losses.json").read_text())
 # transformers 5 counts the tokens of a batch otherwise than 4.57, and so has other losses: plain torch beside it is the reference.
 IS_RECORDED = FILE["versions"]["transformers"] == importlib.metadata.version("transformers")
@@ -48,10 +47,17 @@ def plain(folder, corpus):
     return of
 
 
+@pytest.fixture(scope="module")
+def found(folder, corpus):
+    """What a case computes under the engine."""
+    together = functools.cache(lambda: run_together(TOGETHER, folder, corpus, variables()))
+    return lambda case: together()[case] if case in TOGETHER and not ALL else run(case, folder, corpus, variables())
+
+
 @pytest.mark.parametrize("case", CASES if ALL else QUICK, ids=" ".join)
-def test_a_program_on_a_framework(case, folder, corpus, plain):
+def test_a_program_on_a_framework(case, found, plain):
     program, stage, kind = case
-    ran, allowed = run(case, folder, corpus, variables()), ALLOWED[program, kind]
+    ran, allowed = found(case), ALLOWED[program, kind]
     check_engine(ran["engine"])
     theirs = RECORDED.get(" ".join(case), {}) if IS_RECORDED else {}  # Lightning's strategy gives DeepSpeed no device on CPUs
     if "losses" in theirs and case not in WRONG_IN_DEEPSPEED:

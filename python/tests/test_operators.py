@@ -10,9 +10,9 @@ from launch import run
 from small import make, net
 
 
-@pytest.mark.parametrize("comm, stage", [("shm", 3), ("gloo", 3), ("shm", 0)])
-def test_operators_defined_later_transforms_and_modes(comm, stage):
-    run("operators.py", stage, ranks=2, ZERORUN_COMM=comm)
+@pytest.mark.parametrize("comm, stages", [("shm", "3,0"), ("gloo", "3")])
+def test_operators_defined_later_transforms_and_modes(comm, stages):
+    run("operators.py", stages, ranks=2, ZERORUN_COMM=comm)
 
 
 def test_parameters_look_as_in_plain_torch():

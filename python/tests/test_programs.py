@@ -10,7 +10,7 @@ import subprocess
 import pytest
 import zerorun
 from deepspeed_programs import CASES, WRONG_IN_DEEPSPEED, distance, for_zerorun, plain_losses
-from launch import BUILD, PROGRAMS, SOURCE, environment, launcher, run
+from launch import BUILD, PROGRAMS, SOURCE, environment, launcher, run, run_several
 
 RECORDED = json.loads((pathlib.Path(__file__).parent / "data/deepspeed_losses.json").read_text())["runs"]
 LAUNCHERS = {"plain_loop.py": "zerorun", "lora_loop.py": "torchrun"}
@@ -27,10 +27,9 @@ def found(tmp_path_factory):
     @functools.cache
     def run_all(program):
         (folder / program).write_text(for_zerorun((PROGRAMS / program).read_text()))
-        cases, words = [case for case in CASES if case[0] == program], []
-        for number, case in enumerate(cases):
-            words += ["--"] * (number > 0) + [*case[1:], folder / f"{program}.{number}"]
-        run("several.py", folder / program, *words, ranks=2, kind=LAUNCHERS[program])
+        cases = [case for case in CASES if case[0] == program]
+        run_several([(folder / program, *case[1:], folder / f"{program}.{number}") for number, case in enumerate(cases)],
+                    kind=LAUNCHERS[program])
         return {case: json.loads((folder / f"{program}.{number}").read_text()) for number, case in enumerate(cases)}
 
     return lambda case: run_all(case[0])[case]

@@ -21,6 +21,7 @@ using Catch::Matchers::StartsWith;
 using testing::check_texts;
 using testing::Ending;
 using testing::run_connected;
+using testing::run_over_both;
 using testing::ScriptMemory;
 using testing::sleep_ms;
 using testing::stay_away;
@@ -116,16 +117,14 @@ TEST_CASE("groups: a rank that waits in one group does its part in the others") 
 }
 
 TEST_CASE("groups: a rank that is late is named with the group") {
-  for (const char* transport : kOverBoth) {
+  const testing::ConnectedRanks ranks{.count = 4, .timeout = std::chrono::milliseconds(1500), .awaited = 3};
+  for (const auto& [transport, endings] : run_over_both(ranks, [](auto&world, int rank) -> std::string {
+         const Mesh mesh(world, kTwoByTwo);
+         if (rank == 3) stay_away();
+         if (rank == 1) meet(mesh.data(), "bucket 3");
+         return "went through";
+       })) {
     INFO(transport);
-    const auto endings = run_connected(
-        {.transport = transport, .count = 4, .timeout = std::chrono::milliseconds(1500), .awaited = 3},
-        [](auto& world, int rank) -> std::string {
-          const Mesh mesh(world, kTwoByTwo);
-          if (rank == 3) stay_away();
-          if (rank == 1) meet(mesh.data(), "bucket 3");
-          return "went through";
-        });
     CHECK_THAT(
         endings[1].text,
         StartsWith("CommError: all_reduce of bucket 3 in the data group at tensor 1 (ranks 1, 3): rank 3 did "

@@ -102,24 +102,30 @@ bool is_reached(const char* address, int port) {
 }  // namespace
 
 TEST_CASE("jobs: a process can connect any number of times, over shared memory and Gloo") {
-  for (const char* comm : {"shm", "gloo"}) {
-    CAPTURE(comm);
-    const int port = testing::free_port();
-    const auto endings = run_processes(2, [&](int rank) {
-      be_rank(rank, 2, port, "job");
-      setenv("ZERORUN_COMM", comm, 1);
-      std::string sums;
-      for (int connect_number = 0; connect_number < 3; ++connect_number) {
-        auto communicator = connect();
-        sums.append(sum_in_job(*communicator)).append(" ");
-        communicator.reset();
-        if (rank == 1) usleep(700'000);  // rank 0 enters its next connect() 0.7 s before rank 1
-      }
-      auto first = connect();
-      auto second = connect();
-      return sums + sum_in_job(*second) + " " + sum_in_job(*first);
-    });
-    for (const auto& ending : endings) CHECK(ending.text == "9.000000 9.000000 9.000000 9.000000 9.000000");
+  const char* comms[] = {"shm", "gloo"};
+  std::vector<testing::ProcessJob> jobs;
+  for (const char* comm : comms) {
+    jobs.push_back({2, [comm, port = testing::free_port()](int rank) {
+                      be_rank(rank, 2, port, "job");
+                      setenv("ZERORUN_COMM", comm, 1);
+                      std::string sums;
+                      for (int connect_number = 0; connect_number < 3; ++connect_number) {
+                        auto communicator = connect();
+                        sums.append(sum_in_job(*communicator)).append(" ");
+                        communicator.reset();
+                        if (rank == 1)
+                          usleep(700'000);  // rank 0 enters its next connect() 0.7 s before rank 1
+                      }
+                      auto first = connect();
+                      auto second = connect();
+                      return sums + sum_in_job(*second) + " " + sum_in_job(*first);
+                    }});
+  }
+  const auto endings = testing::run_jobs(jobs);
+  for (const int job : {0, 1}) {
+    CAPTURE(comms[job]);
+    for (const auto& ending : endings[job])
+      CHECK(ending.text == "9.000000 9.000000 9.000000 9.000000 9.000000");
   }
 }
 
@@ -287,33 +293,39 @@ TEST_CASE("jobs: rank 0 takes the socket that the launcher hands down") {
 
 TEST_CASE("jobs: if rank 0 is stopped after it has opened the store, the others name it at their deadline") {
   // Rank 0 is stopped before rank 1 connects (comes_late), or while rank 1 waits in connect().
-  for (const bool comes_late : {true, false}) {
-    CAPTURE(comes_late);
-    const int port = testing::free_port();
-    Steps steps;
-    const auto endings = run_processes(
-        3,
-        [&](int index) -> std::string {
-          if (index == 2) {  // stops rank 0
-            while (!is_reached("127.0.0.1", port)) usleep(5000);
-            if (!comes_late) steps.await(1);
-            usleep(500'000);
-            kill(steps.process(0), SIGSTOP);
-            steps.reach(2);
-            for (;;) pause();
-          }
-          const int rank = 1 - index;
-          steps.say_process(rank);
-          if (rank == 1 && comes_late) steps.await(2);
-          if (rank == 1) steps.reach(1);
-          be_rank(rank, 3, port, "job", 3s);
-          return sum_in_job(*connect());
-        },
-        1, 60s);
-    CHECK_THAT(endings[0].text, StartsWith("CommError: ") && Contains("127.0.0.1:" + std::to_string(port)) &&
-                                    Contains("rank 0") && Contains("not answer") && Contains("--timeout"));
-    CHECK(endings[0].seconds < 15);
-    CHECK(endings[1].text.empty());
+  const bool ways[] = {true, false};
+  Steps steps_of[2];
+  int ports[2];
+  std::vector<testing::ProcessJob> jobs;
+  for (const int way : {0, 1}) {
+    ports[way] = testing::free_port();
+    const auto body = [comes_late = ways[way], port = ports[way], &steps = steps_of[way]](int index) {
+      if (index == 2) {  // stops rank 0
+        while (!is_reached("127.0.0.1", port)) usleep(5000);
+        if (!comes_late) steps.await(1);
+        usleep(500'000);
+        kill(steps.process(0), SIGSTOP);
+        steps.reach(2);
+        for (;;) pause();
+      }
+      const int rank = 1 - index;
+      steps.say_process(rank);
+      if (rank == 1 && comes_late) steps.await(2);
+      if (rank == 1) steps.reach(1);
+      be_rank(rank, 3, port, "job", 3s);
+      return sum_in_job(*connect());
+    };
+    jobs.push_back({.count = 3, .body = body, .awaited = 1});
+  }
+  const auto endings = testing::run_jobs(jobs, 60s);
+  for (const int way : {0, 1}) {
+    CAPTURE(ways[way]);
+    const auto& waiting = endings[way][0];
+    CHECK_THAT(waiting.text, StartsWith("CommError: ") &&
+                                 Contains("127.0.0.1:" + std::to_string(ports[way])) && Contains("rank 0") &&
+                                 Contains("not answer") && Contains("--timeout"));
+    CHECK(waiting.seconds < 15);
+    CHECK(endings[way][1].text.empty());
   }
 }
 

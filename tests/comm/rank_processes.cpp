@@ -19,8 +19,10 @@ using Clock = std::chrono::steady_clock;
 
 struct Child {
   pid_t pid = 0;
-  int pipe = -1;
+  int pipe = -1;  // -1 when it has been read to its end
   Clock::time_point start;
+  bool awaited = false;
+  Ending ending;
 };
 
 std::string run_body(const ProcessBody& body, int index) {
@@ -35,10 +37,10 @@ std::string run_body(const ProcessBody& body, int index) {
   }
 }
 
-Child start_child(const ProcessBody& body, int index) {
+Child start_child(const ProcessBody& body, int index, bool awaited) {
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error("pipe failed");
-  Child child{.pid = fork(), .pipe = ends[0], .start = Clock::now()};
+  Child child{.pid = fork(), .pipe = ends[0], .start = Clock::now(), .awaited = awaited, .ending = {}};
   if (child.pid < 0) throw std::runtime_error("fork failed");
   if (child.pid > 0) {
     close(ends[1]);
@@ -50,20 +52,44 @@ Child start_child(const ProcessBody& body, int index) {
   _exit(written ? 0 : 1);  // runs no destructors: the child has a copy of the parent's Catch session
 }
 
-// Reads the child's pipe until the child ends, which closes the pipe. Returns false if the child has not
-// ended at `end`.
-bool read_to_the_end(Child& child, Ending& ending, Clock::time_point end) {
+// Takes what is in the child's pipe. The pipe is closed when the child ends.
+void read_some(Child& child) {
   char buffer[4096];
+  const ssize_t got = read(child.pipe, buffer, sizeof buffer);
+  if (got > 0) return void(child.ending.text.append(buffer, static_cast<size_t>(got)));
+  child.ending.seconds = std::chrono::duration<double>(Clock::now() - child.start).count();
+  close(child.pipe);
+  child.pipe = -1;
+}
+
+// Reads the pipes of the awaited children until these have ended, or until `end`.
+void await(std::vector<Child>& children, Clock::time_point end) {
   for (;;) {
+    std::vector<Child*> running;
+    std::vector<pollfd> pipes;
+    for (Child& child : children) {
+      if (!child.awaited || child.pipe < 0) continue;
+      running.push_back(&child);
+      pipes.push_back({.fd = child.pipe, .events = POLLIN, .revents = 0});
+    }
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
-    pollfd ready{.fd = child.pipe, .events = POLLIN, .revents = 0};
-    if (left.count() <= 0 || poll(&ready, 1, static_cast<int>(left.count())) == 0) return false;
-    const ssize_t got = read(child.pipe, buffer, sizeof buffer);
-    if (got <= 0) break;
-    ending.text.append(buffer, static_cast<size_t>(got));
+    if (pipes.empty() || left.count() <= 0) return;
+    if (poll(pipes.data(), pipes.size(), static_cast<int>(left.count())) <= 0) continue;
+    for (size_t i = 0; i < pipes.size(); ++i) {
+      if (pipes[i].revents != 0) read_some(*running[i]);
+    }
   }
-  ending.seconds = std::chrono::duration<double>(Clock::now() - child.start).count();
-  return true;
+}
+
+// Kills the child if it still runs.
+Ending end(Child& child) {
+  if (child.pipe >= 0) {
+    if (child.awaited) child.ending.text += " [still running: killed]";
+    close(child.pipe);
+  }
+  kill(child.pid, SIGKILL);  // no effect on processes that have ended and are not yet waited for
+  waitpid(child.pid, &child.ending.status, 0);
+  return child.ending;
 }
 
 sockaddr_in local_address(int port) {
@@ -89,22 +115,27 @@ int bind_any_port(int& port) {
 
 }  // namespace
 
-std::vector<Ending> run_processes(int count, const ProcessBody& body, int awaited,
-                                  std::chrono::seconds limit) {
+std::vector<std::vector<Ending>> run_jobs(const std::vector<ProcessJob>& jobs, std::chrono::seconds limit) {
   std::vector<Child> children;
-  std::vector<Ending> endings(count);
-  for (int index = 0; index < count; ++index) children.push_back(start_child(body, index));
-  const Clock::time_point end = Clock::now() + limit;
-  for (int index = 0; index < (awaited < 0 ? count : awaited); ++index) {
-    if (!read_to_the_end(children[index], endings[index], end))
-      endings[index].text += " [still running: killed]";
+  for (const ProcessJob& job : jobs) {
+    for (int index = 0; index < job.count; ++index) {
+      children.push_back(start_child(job.body, index, job.awaited < 0 || index < job.awaited));
+    }
   }
-  for (int index = 0; index < count; ++index) {
-    kill(children[index].pid, SIGKILL);  // no effect on processes that have ended and are not yet waited for
-    waitpid(children[index].pid, &endings[index].status, 0);
-    close(children[index].pipe);
+  await(children, Clock::now() + limit);
+  std::vector<std::vector<Ending>> endings;
+  auto child = children.begin();
+  for (const ProcessJob& job : jobs) {
+    for (endings.emplace_back(); std::ssize(endings.back()) < job.count; ++child) {
+      endings.back().push_back(end(*child));
+    }
   }
   return endings;
+}
+
+std::vector<Ending> run_processes(int count, const ProcessBody& body, int awaited,
+                                  std::chrono::seconds limit) {
+  return run_jobs({{.count = count, .body = body, .awaited = awaited}}, limit).front();
 }
 
 int free_port() {

@@ -12,13 +12,24 @@ namespace zerorun::testing {
 struct Ending {
   int status = 0;      // as waitpid() returns it
   std::string text;    // the body's result, or "CommError: ", "UserError: " or "exception: " and the message
-  double seconds = 0;  // from the fork to the end of the process; 0 if run_processes() did not see the end
+  double seconds = 0;  // from the fork to the end of the process; 0 if it was not awaited
 };
 
 using ProcessBody = std::function<std::string(int index)>;
 
-/// Runs `body` in `count` processes. Waits for the first `awaited` of them (-1: for all), but not longer than
-/// `limit`. Then kills those that still run.
+struct ProcessJob {
+  int count = 0;
+  ProcessBody body;
+  int awaited = -1;  // waits for the first so many processes of the job; -1: for all
+};
+
+/// Runs the processes of several jobs at the same time: jobs that wait for deadlines do not take as long as
+/// one after the other. Waits for the awaited processes of all jobs, but not longer than `limit`. Then kills
+/// those that still run. Returns the endings of each job.
+std::vector<std::vector<Ending>> run_jobs(const std::vector<ProcessJob>& jobs,
+                                          std::chrono::seconds limit = std::chrono::seconds(120));
+
+/// Runs one job.
 std::vector<Ending> run_processes(int count, const ProcessBody& body, int awaited = -1,
                                   std::chrono::seconds limit = std::chrono::seconds(120));
 

@@ -20,7 +20,7 @@
 namespace zerorun::testing {
 
 struct ConnectedRanks {
-  std::string transport;  // a value of ZERORUN_COMM: "gloo" or "shm"
+  std::string transport = {};  // a value of ZERORUN_COMM: "gloo" or "shm"
   int count = 2;
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   int first_rank = 0;  // process i is rank (first_rank + i) % count
@@ -38,17 +38,37 @@ inline std::shared_ptr<Communicator> join(const ConnectedRanks& ranks, int rank,
   return connect();
 }
 
+/// The job whose processes are connected as ranks, and run `body`.
+inline ProcessJob connected_job(const ConnectedRanks& ranks, const ConnectedBody& body) {
+  return {.count = ranks.count,
+          .body =
+              [ranks, body, port = free_port()](int index) {
+                const int rank = (ranks.first_rank + index) % ranks.count;
+                auto communicator = join(ranks, rank, port);
+                return body(communicator, rank);
+              },
+          .awaited = ranks.awaited};
+}
+
 /// Runs `body` in one process for each rank. Returns the endings in the order of the processes.
 inline std::vector<Ending> run_connected(const ConnectedRanks& ranks, const ConnectedBody& body) {
-  const int port = free_port();
-  return run_processes(
-      ranks.count,
-      [&](int index) {
-        const int rank = (ranks.first_rank + index) % ranks.count;
-        auto communicator = join(ranks, rank, port);
-        return body(communicator, rank);
-      },
-      ranks.awaited);
+  return run_jobs({connected_job(ranks, body)}).front();
+}
+
+struct TransportEndings {
+  std::string transport;
+  std::vector<Ending> endings;
+};
+
+/// Runs `body` on the same ranks over Gloo and over shared memory, at the same time.
+inline std::vector<TransportEndings> run_over_both(ConnectedRanks ranks, const ConnectedBody& body) {
+  std::vector<ProcessJob> jobs;
+  for (const char* transport : {"gloo", "shm"}) {
+    ranks.transport = transport;
+    jobs.push_back(connected_job(ranks, body));
+  }
+  const auto endings = run_jobs(jobs);
+  return {{"gloo", endings[0]}, {"shm", endings[1]}};
 }
 
 /// CHECKs that all processes returned `text`.

@@ -42,6 +42,18 @@ void for_each_transport(const std::function<void(const Transport& transport)>& t
   }
 }
 
+// Runs `body` over each transport at the same time, and checks the endings one after the other.
+void run_over_each(
+    const testing::ConnectedRanks& ranks, const testing::ConnectedBody& body,
+    const std::function<void(const Transport& transport, const std::vector<Ending>& endings)>& check) {
+  const auto both = testing::run_over_both(ranks, body);
+  for (size_t index = 0; index < std::size(kTransports); ++index) {
+    INFO(kTransports[index].name);
+    REQUIRE(both[index].transport == kTransports[index].name);
+    check(kTransports[index], both[index].endings);
+  }
+}
+
 void wait_for(Collective kind, Communicator& communicator, int root = 0) {
   at::Tensor part = at::ones({4});
   at::Tensor whole = at::ones({4 * communicator.world_size()});
@@ -88,19 +100,18 @@ TEST_CASE("transports: every collective, 2 to 5 processes, bits of a sum in rank
 }
 
 TEST_CASE("transports: ranks may be late, and wait in different orders") {
-  for_each_transport([](const Transport& transport) {
-    const auto endings = run_connected({transport.name, 3}, [](auto& communicator, int rank) {
-      if (rank == 2) sleep_ms(700);
-      at::Tensor first = at::full({4}, 1);
-      at::Tensor second = at::full({4}, 10 * rank);
-      auto work1 = communicator->all_reduce(first, "first");
-      auto work2 = communicator->all_reduce(second, "second");
-      (rank == 1 ? work2 : work1)->wait();
-      (rank == 1 ? work1 : work2)->wait();
-      return std::to_string((first.sum() + second.sum()).item<double>());
-    });
-    check_texts(endings, "132.000000");
-  });
+  const auto sums = [](auto& communicator, int rank) {
+    if (rank == 2) sleep_ms(700);
+    at::Tensor first = at::full({4}, 1);
+    at::Tensor second = at::full({4}, 10 * rank);
+    auto work1 = communicator->all_reduce(first, "first");
+    auto work2 = communicator->all_reduce(second, "second");
+    (rank == 1 ? work2 : work1)->wait();
+    (rank == 1 ? work1 : work2)->wait();
+    return std::to_string((first.sum() + second.sum()).template item<double>());
+  };
+  run_over_each({.count = 3}, sums,
+                [](const Transport&, const auto& endings) { check_texts(endings, "132.000000"); });
 }
 
 TEST_CASE("transports: collectives that nobody waited for do not block later ones") {
@@ -144,7 +155,6 @@ TEST_CASE("transports: receive buffers are counted and used again") {
 
 TEST_CASE("transports: ranks that never come are named with the collective and its label, at the deadline") {
   constexpr std::chrono::seconds kTimeout(15);  // includes the time to connect, on a busy machine
-  constexpr int kTogether = 3;                  // rows that wait for their deadlines at the same time
   struct Row {
     Collective kind;
     int root;
@@ -154,44 +164,41 @@ TEST_CASE("transports: ranks that never come are named with the collective and i
       {Collective::reduce_scatter, 0, "ranks 1, 2"}, {Collective::all_gather, 0, "ranks 1, 2"},
       {Collective::all_reduce, 0, "ranks 1, 2"},     {Collective::broadcast, 1, "rank 1"},
       {Collective::broadcast, 0, "ranks 1, 2"},      {Collective::barrier, 0, "ranks 1, 2"}};
-  for_each_transport([&](const Transport& transport) {
-    const testing::ConnectedRanks ranks{transport.name, 3, kTimeout};
-    for (size_t first = 0; first < std::size(rows); first += kTogether) {
-      const Row* together = rows + first;
-      int ports[kTogether];
-      for (int& port : ports) port = testing::free_port();
-      const auto endings = testing::run_processes(
-          3 * kTogether,
-          [&](int index) -> std::string {
-            const Row& row = together[index % kTogether];
-            auto communicator = testing::join(ranks, index / kTogether, ports[index % kTogether]);
-            if (communicator->rank() != 0) stay_away();
-            wait_for(row.kind, *communicator, row.root);
-            return "went through";
-          },
-          kTogether);
-      for (int index = 0; index < kTogether; ++index) {
-        const Row& row = together[index];
-        // Over shared memory a broadcast waits for all ranks, over Gloo only for its root.
-        const std::string missing = transport.name == "shm" ? "ranks 1, 2" : row.missing;
-        CHECK(endings[index].text == std::string("CommError: ") + name_of(row.kind) +
-                                         " of bucket 3: " + missing +
-                                         " did not take part within 15 s (the limit set by --timeout)");
-        CHECK(endings[index].seconds >= 15);
-        CHECK(endings[index].seconds < 35);
-      }
+  std::vector<testing::ProcessJob> jobs;  // all wait for their deadlines at the same time
+  for (const Transport& transport : kTransports) {
+    const testing::ConnectedRanks ranks{
+        .transport = transport.name, .count = 3, .timeout = kTimeout, .awaited = 1};
+    for (const Row& row : rows) {
+      jobs.push_back(testing::connected_job(ranks, [&row](auto& communicator, int rank) {
+        if (rank != 0) stay_away();
+        wait_for(row.kind, *communicator, row.root);
+        return "went through";
+      }));
     }
-  });
+  }
+  const auto endings = testing::run_jobs(jobs);
+  for (size_t index = 0; index < jobs.size(); ++index) {
+    const std::string& transport = kTransports[index / std::size(rows)].name;
+    const Row& row = rows[index % std::size(rows)];
+    INFO(transport);
+    // Over shared memory a broadcast waits for all ranks, over Gloo only for its root.
+    const std::string missing = transport == "shm" ? "ranks 1, 2" : row.missing;
+    const Ending& waiting = endings[index][0];
+    CHECK(waiting.text == std::string("CommError: ") + name_of(row.kind) + " of bucket 3: " + missing +
+                              " did not take part within 15 s (the limit set by --timeout)");
+    CHECK(waiting.seconds >= 15);
+    CHECK(waiting.seconds < 35);
+  }
 }
 
 TEST_CASE("transports: of several ranks only the absent one is named") {
-  for_each_transport([](const Transport& transport) {
-    const auto endings =
-        run_connected({transport.name, 4, std::chrono::seconds(5), /*first_rank=*/3, /*awaited=*/3},
-                      [](auto& communicator, int rank) {
-                        if (rank == 2) stay_away();
-                        return reduce(*communicator);
-                      });
+  const testing::ConnectedRanks ranks{
+      .count = 4, .timeout = std::chrono::seconds(5), .first_rank = 3, .awaited = 3};
+  const auto one_is_absent = [](auto& communicator, int rank) {
+    if (rank == 2) stay_away();
+    return reduce(*communicator);
+  };
+  run_over_each(ranks, one_is_absent, [](const Transport&, const auto& endings) {
     for (int index = 0; index < 3; ++index) {
       CHECK(endings[index].text ==
             "CommError: reduce_scatter of bucket 3: rank 2 did not take part within 5 s (the limit set by "
@@ -202,55 +209,54 @@ TEST_CASE("transports: of several ranks only the absent one is named") {
 
 TEST_CASE(
     "transports: a rank that a signal has stopped is named at the deadline, also if it keeps the store") {
-  for_each_transport([](const Transport& transport) {
-    const int count = transport.name == "gloo" ? 2 : 3;
-    const auto endings = run_connected(
-        {transport.name, count, std::chrono::seconds(5), /*first_rank=*/1, /*awaited=*/count - 1},
-        [](auto& communicator, int rank) {
-          communicator->barrier("the start")->wait();
-          if (rank == 0) raise(SIGSTOP);
-          wait_for(Collective::all_reduce, *communicator);
-          return "went through";
-        });
-    for (int index = 0; index + 1 < count; ++index) {
+  std::vector<testing::ProcessJob> jobs;
+  for (const auto& [transport, count] : {std::pair("gloo", 2), std::pair("shm", 3)}) {
+    const testing::ConnectedRanks ranks{transport, count, std::chrono::seconds(5), /*first_rank=*/1,
+                                        /*awaited=*/count - 1};
+    jobs.push_back(testing::connected_job(ranks, [](auto& communicator, int rank) {
+      communicator->barrier("the start")->wait();
+      if (rank == 0) raise(SIGSTOP);
+      wait_for(Collective::all_reduce, *communicator);
+      return "went through";
+    }));
+  }
+  for (const auto& endings : testing::run_jobs(jobs)) {
+    for (size_t index = 0; index + 1 < endings.size(); ++index) {
       CHECK_THAT(endings[index].text,
                  StartsWith("CommError: all_reduce of bucket 3: rank 0 did not take part within 5 s"));
     }
-  });
+  }
 }
 
 // In the following tests the deadline is 60 s. An error with another text than the deadline's came before it.
 
 TEST_CASE("transports: a process killed while the others wait for it is named at once") {
-  for_each_transport([](const Transport& transport) {
-    // Process 0 is rank 2, because run_processes() waits for process 0 first: so it sees when rank 2 is
-    // killed.
-    const testing::ConnectedRanks ranks{.transport = transport.name, .count = 3, .first_rank = 2};
-    const auto endings = run_connected(ranks, [](auto& communicator, int rank) {
-      communicator->barrier("the start")->wait();
-      if (rank == 2) {
-        sleep_ms(700);
-        raise(SIGKILL);
-      }
-      return reduce(*communicator);
-    });
-    CHECK(WIFSIGNALED(endings[0].status));
-    for (int index : {1, 2}) {
+  const auto one_is_killed = [](auto& communicator, int rank) {
+    communicator->barrier("the start")->wait();
+    if (rank == 2) {
+      sleep_ms(700);
+      raise(SIGKILL);
+    }
+    return reduce(*communicator);
+  };
+  run_over_each({.count = 3}, one_is_killed, [](const Transport& transport, const auto& endings) {
+    CHECK(WIFSIGNALED(endings[2].status));
+    for (int index : {0, 1}) {
       CHECK_THAT(endings[index].text,
                  StartsWith("CommError: reduce_scatter of bucket 3: " + transport.lost_rank(2)));
-      CHECK(endings[index].seconds - endings[0].seconds < 5);  // reduce() stays for half a second
+      CHECK(endings[index].seconds - endings[2].seconds < 5);  // reduce() stays for half a second
     }
   });
 }
 
 TEST_CASE("transports: a process killed before the others start the collective is named at once") {
-  for_each_transport([](const Transport& transport) {
-    const auto endings = run_connected({transport.name, 2}, [](auto& communicator, int rank) {
-      communicator->barrier("the start")->wait();  // otherwise it may end while the other is connecting
-      if (rank == 1) raise(SIGKILL);
-      sleep_ms(700);
-      return reduce(*communicator);
-    });
+  const auto one_is_killed = [](auto& communicator, int rank) {
+    communicator->barrier("the start")->wait();  // otherwise it may end while the other is connecting
+    if (rank == 1) raise(SIGKILL);
+    sleep_ms(700);
+    return reduce(*communicator);
+  };
+  run_over_each({.count = 2}, one_is_killed, [](const Transport& transport, const auto& endings) {
     CHECK_THAT(endings[0].text, StartsWith("CommError: ") &&
                                     Catch::Contains("reduce_scatter of bucket 3: ") &&
                                     Catch::Contains("rank 1"));
@@ -259,17 +265,17 @@ TEST_CASE("transports: a process killed before the others start the collective i
 }
 
 TEST_CASE("transports: a rank that is merely late is not blamed for one that was killed") {
-  for_each_transport([](const Transport& transport) {
-    const auto endings = run_connected({transport.name, 3}, [](auto& communicator, int rank) {
-      communicator->barrier("the start")->wait();
-      if (rank == 1) {
-        sleep_ms(500);
-        raise(SIGKILL);
-      }
-      if (rank == 2) sleep_ms(3000);
-      wait_for(Collective::all_reduce, *communicator);
-      return "went through";
-    });
+  const auto one_is_late = [](auto& communicator, int rank) {
+    communicator->barrier("the start")->wait();
+    if (rank == 1) {
+      sleep_ms(500);
+      raise(SIGKILL);
+    }
+    if (rank == 2) sleep_ms(3000);
+    wait_for(Collective::all_reduce, *communicator);
+    return "went through";
+  };
+  run_over_each({.count = 3}, one_is_late, [](const Transport& transport, const auto& endings) {
     for (int rank : {0, 2}) {
       if (rank == 2 && transport.name == "gloo") continue;  // it may lose the connection to rank 0 first
       CHECK_THAT(endings[rank].text,

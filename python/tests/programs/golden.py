@@ -1,5 +1,6 @@
-"""Replays the golden traces of one world size with a Python loop: golden.py MODEL[,MODEL] OUT FOLDER [NAME...]. Rank 0
-writes the results of each run of each model to OUT as JSON, and test_golden.py checks them. FOLDER is for offloaded state."""
+"""Replays golden traces of one world size with a Python loop: golden.py RUNS OUT FOLDER. RUNS: a JSON file with the names of the traces of
+each model. Rank 0 writes the results of each run of each model to OUT as JSON, and test_golden.py checks them. FOLDER is for offloaded
+state."""
 
 import copy
 import json
@@ -73,15 +74,18 @@ def replay(trace, model, loss_of, tokens, folder):
 
 
 def main():
-    kinds, out, folder, names = sys.argv[1].split(","), sys.argv[2], sys.argv[3], set(sys.argv[4:])
+    runs, out, folder = sys.argv[1:]
+    with open(runs, encoding="utf-8") as file:
+        runs = json.load(file)
     torch.set_num_threads(1)
     zerorun.init_distributed(dist_backend="nccl")  # as programs for GPUs have it; on CPUs it means Gloo
     tokens, results = text(), {}
-    for kind in kinds:
+    for kind, names in runs.items():
         model, loss_of = make_model(kind)
         results[kind] = {}
         for trace in traces():
-            if trace["world"] == zerorun.comm.get_world_size() and (not names or trace["name"] in names):
+            if trace["name"] in names:
+                assert trace["world"] == zerorun.comm.get_world_size()
                 results[kind][trace["name"]] = replay(trace, copy.deepcopy(model), loss_of, tokens, folder)
     if zerorun.comm.get_rank() == 0:
         with open(out, "w", encoding="utf-8") as file:

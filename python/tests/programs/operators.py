@@ -1,4 +1,4 @@
-"""Operators defined after initialize(), functional transforms and modes train as in plain torch. operators.py STAGE"""
+"""Operators defined after initialize(), functional transforms and modes train as in plain torch. operators.py STAGE,..."""
 
 import math
 import sys
@@ -140,6 +140,7 @@ def plain(how):
 
 
 torch.set_num_threads(1)
-for how in (raw, composite, closure, functional, modes):
-    found, expected = with_engine(how, int(sys.argv[1])), plain(how)
-    assert found == expected and all(map(math.isfinite, found)), f"{how.__name__}: {found}, plain torch: {expected}"
+for stage in map(int, sys.argv[1].split(",")):
+    for how in (raw, composite, closure, functional, modes):
+        found, expected = with_engine(how, stage), plain(how)
+        assert found == expected and all(map(math.isfinite, found)), f"{how.__name__}: {found}, plain torch: {expected}"

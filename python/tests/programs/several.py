@@ -1,15 +1,14 @@
-"""Runs a program once for each list of arguments, in one process: several.py PROGRAM ARGUMENT... [-- ARGUMENT...]..."""
+"""Runs programs one after the other in one process: several.py PROGRAM ARGUMENT... [-- PROGRAM ARGUMENT...]..."""
 
 import runpy
 import sys
 
-program, *rest = sys.argv[1:]
 lists = [[]]
-for word in rest:
+for word in sys.argv[1:]:
     if word == "--":
         lists.append([])
     else:
         lists[-1].append(word)
 for arguments in lists:
-    sys.argv = [program, *arguments]
-    runpy.run_path(program, run_name="__main__")
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")

@@ -1,5 +1,7 @@
-"""A backward that raises on rank 0 only; all ranks drop, and train on like a run without it, at every stage."""
+"""A backward that raises on rank 0 only; all ranks drop, and train on like a run without it, at every stage: thrown_on_one_rank.py
+all|some. Each two choices of the stage, the micro-step that raises, and who runs backward occur in `some`."""
 import itertools
+import sys
 
 import torch
 
@@ -59,4 +61,6 @@ def run(thrower, stage, before, plain):
 zerorun.init_distributed()
 rank = zerorun.comm.get_rank()
 for how in itertools.product(range(4), (0, 1, MICRO_STEPS - 1), (False, True)):
-    assert all(map(torch.equal, run(0, *how), run(None, *how))), how
+    if sys.argv[1] == "all" or sum(how) % 2 == 0:
+        assert all(map(torch.equal, run(0, *how), run(None, *how))), how
+print("PASS", flush=True)
