@@ -24,7 +24,7 @@ using testing::run_connected;
 using testing::sleep_ms;
 using testing::stay_away;
 
-constexpr const char* kMessageTransports[] = {"shm"};
+constexpr const char* kMessageTransports[] = {"gloo", "shm"};
 
 void for_both(const std::function<void(const std::string& transport)>& test) {
   for (const char* transport : kMessageTransports) {
@@ -145,18 +145,20 @@ TEST_CASE("messages: sends without a receiver return, and the values are those a
 }
 
 TEST_CASE("messages: what a rank sent before it left is received") {
-  const auto endings =
-      run_connected({"shm", 2, std::chrono::seconds(20)}, [](auto& world, int rank) -> std::string {
-        if (rank == 0) {
-          world->send(filled(5000, 7), 1, "the last")->wait();
-          return "went through";  // its process ends
-        }
-        sleep_ms(700);
-        at::Tensor value = at::empty({5000});
-        world->receive(value, 0, "the last")->wait();
-        return value.eq(7).all().template item<bool>() ? "went through" : "wrong value";
-      });
-  check_texts(endings);
+  for_both([](const std::string& transport) {
+    const auto endings =
+        run_connected({transport, 2, std::chrono::seconds(20)}, [](auto& world, int rank) -> std::string {
+          if (rank == 0) {
+            world->send(filled(5000, 7), 1, "the last")->wait();
+            return "went through";  // its process ends
+          }
+          sleep_ms(700);
+          at::Tensor value = at::empty({5000});
+          world->receive(value, 0, "the last")->wait();
+          return value.eq(7).all().template item<bool>() ? "went through" : "wrong value";
+        });
+    check_texts(endings);
+  });
 }
 
 TEST_CASE("messages: a rank that waits in another group receives what it expects") {
