@@ -21,6 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/process.h"
@@ -166,6 +167,9 @@ class Communicator {
   // on the receiver, and on the sender a wait() of this or of a later call. Both throw UserError if the other
   // rank is this one, or is not in this communicator.
 
+  /// Prepares messages of tensors on the device between these pairs of ranks. A collective, with the same
+  /// pairs on all ranks. Only GPUs need it, where connections are made for it; elsewhere it does nothing.
+  virtual void open_messages(const std::vector<std::pair<int, int>>& /*pairs*/) {}
   /// Sends `tensor` to rank `receiver`. Neither send() nor wait() waits for the receiver, and the tensor may
   /// be written again after wait(). Only if more is on the way to that rank than comm/message.h allows, does
   /// send() wait until there is room. Throws CommError if there is none by the deadline.
