@@ -75,12 +75,18 @@ void Volume::add(const CollectiveCall& call, int rank, int world_size) {
   elements_[static_cast<size_t>(call.kind)] += sent;
 }
 
+void Volume::add(const MessageCall& call) {
+  if (call.is_send) sent_ += static_cast<double>(call.tensor.numel());
+}
+
 Communicator::Communicator(int rank, int world_size, std::chrono::milliseconds timeout, Device& device)
     : rank_(rank),
       world_size_(world_size),
       timeout_(timeout),
       device_(&device),
-      is_first_on_host_(rank == 0) {
+      is_first_on_host_(rank == 0),
+      sent_(static_cast<size_t>(std::max(world_size, 0))),
+      received_(sent_) {
   ZR_CHECK(world_size >= 1 && rank >= 0 && rank < world_size,
            "rank " + std::to_string(rank) + " of " + std::to_string(world_size));
   group_.ranks.resize(static_cast<size_t>(world_size));
@@ -218,17 +224,57 @@ Communicator::Group::~Group() {
   if (open_) communicator_.close_group(true);
 }
 
+void Communicator::check_place(const at::Tensor& tensor, const std::string& label) const {
+  const c10::Device location = tensor.device();
+  ZR_CHECK(tensor.is_contiguous() && (location == device_->location() || location.is_cpu()), label);
+}
+
+// NCCL passes calls on to its control, which is of the same group.
+void Communicator::add_suffix(std::string& label) const {
+  if (!label.ends_with(label_suffix_)) label += label_suffix_;
+}
+
 std::unique_ptr<Work> Communicator::count_and_start(CollectiveCall call) {
-  const c10::Device location = call.input.device();
-  ZR_CHECK(call.input.is_contiguous() && call.output.is_contiguous() && call.output.device() == location &&
-               (location == device_->location() || location.is_cpu()),
-           call.label);
-  if (!call.label.ends_with(label_suffix_))
-    call.label += label_suffix_;  // NCCL passes calls on to its control
+  check_place(call.input, call.label);
+  check_place(call.output, call.label);
+  ZR_CHECK(call.output.device() == call.input.device(), call.label);
+  add_suffix(call.label);
   if (world_size_ > 1) check_not_forked(home_, rank_in_job(rank_), describe(call));
   const std::lock_guard lock(issue_);
   volume_.add(call, rank_, world_size_);
   return start(std::move(call));
+}
+
+std::unique_ptr<Work> Communicator::send(at::Tensor tensor, int receiver, std::string label) {
+  return count_and_start(MessageCall{true, std::move(tensor), rank_, receiver, std::move(label), 0});
+}
+
+std::unique_ptr<Work> Communicator::receive(at::Tensor tensor, int sender, std::string label) {
+  return count_and_start(MessageCall{false, std::move(tensor), sender, rank_, std::move(label), 0});
+}
+
+std::unique_ptr<Work> Communicator::count_and_start(MessageCall call) {
+  add_suffix(call.label);
+  const std::string what = (call.is_send ? "send of " : "receive of ") + call.label;
+  const int other = call.other();
+  if (other < 0 || other >= world_size_) {
+    throw UserError(what + ": there is no rank " + std::to_string(other) + " among " +
+                    std::to_string(world_size_));
+  }
+  if (other == rank_) {
+    throw UserError(what + ": rank " + std::to_string(rank_in_job(rank_)) +
+                    " is both sender and receiver; a message goes to another rank");
+  }
+  check_place(call.tensor, what);
+  check_not_forked(home_, rank_in_job(rank_), what);
+  const std::lock_guard lock(issue_);
+  call.number = ++(call.is_send ? sent_ : received_)[static_cast<size_t>(other)];
+  volume_.add(call);
+  return start_message(std::move(call));
+}
+
+std::unique_ptr<Work> Communicator::start_message(MessageCall call) {
+  throw Error("this communicator has no messages: " + describe(call, group_.ranks));
 }
 
 }  // namespace zerorun

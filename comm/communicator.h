@@ -6,6 +6,8 @@
 // neither on bucket sizes nor on timing. Every wait has a deadline; a missed deadline throws CommError, which
 // names the collective, its label and the missing ranks.
 //
+// Messages (send() and receive()) have an order of their own for each pair of ranks (comm/message.h).
+//
 // Tensors are on the communicator's device or on the CPU. On a device with streams a collective runs on the
 // current stream of the calling thread, like any operator. wait() then only checks that the communicator
 // still works; other streams wait for events (device/streams.h).
@@ -19,9 +21,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/process.h"
+#include "comm/message.h"
 #include "device/device.h"
 
 namespace zerorun {
@@ -62,7 +66,7 @@ std::string describe(const RankGroup& group);
 /// message.
 void check_not_forked(const HomeProcess& home, int rank, const std::string& what);
 
-/// A started collective.
+/// A started collective or message.
 class Work {
  public:
   virtual ~Work() = default;
@@ -74,15 +78,19 @@ class Work {
 /// Counts the elements that this rank sends, by kind of collective. With shared memory it counts the elements
 /// that the rank would send over a network. A reduce-scatter or all-gather of n elements counts (N-1)/N * n,
 /// a broadcast (N-1) * n on the root. An all-reduce counts (N-1) * n, or what the reduce-scatter and the
-/// all-gather count that it is made of. Each communicator has its own counters.
+/// all-gather count that it is made of. A message counts its elements on the sender. Each communicator has
+/// its own counters.
 class Volume {
  public:
   void add(const CollectiveCall& call, int rank, int world_size);
+  void add(const MessageCall& call);
   double elements(Collective kind) const { return elements_[static_cast<size_t>(kind)]; }
-  void reset() { elements_ = {}; }
+  double elements_of_messages() const { return sent_; }
+  void reset() { *this = {}; }
 
  private:
   std::array<double, kCollectiveKinds> elements_{};
+  double sent_ = 0;
 };
 
 class Notices;
@@ -154,6 +162,22 @@ class Communicator {
   [[nodiscard]] std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, std::string label);
   [[nodiscard]] std::unique_ptr<Work> barrier(std::string label);
 
+  // Messages take contiguous tensors of any shape. The nth send() to a rank and that rank's nth receive()
+  // from this one must have the same number of elements, dtype and label: otherwise wait() throws CommError
+  // on the receiver, and on the sender a wait() of this or of a later call. Both throw UserError if the other
+  // rank is this one, or is not in this communicator.
+
+  /// Prepares messages of tensors on the device between these pairs of ranks. A collective, with the same
+  /// pairs on all ranks. Only GPUs need it, where connections are made for it; elsewhere it does nothing.
+  virtual void open_messages(const std::vector<std::pair<int, int>>& /*pairs*/) {}
+  /// Sends `tensor` to rank `receiver`. Neither send() nor wait() waits for the receiver, and the tensor may
+  /// be written again after wait(). Only if more is on the way to that rank than comm/message.h allows, does
+  /// send() wait until there is room. Throws CommError if there is none by the deadline.
+  [[nodiscard]] std::unique_ptr<Work> send(at::Tensor tensor, int receiver, std::string label);
+  /// tensor = the tensor of the message from rank `sender`. May be called long before the message is sent:
+  /// the deadline starts with wait().
+  [[nodiscard]] std::unique_ptr<Work> receive(at::Tensor tensor, int sender, std::string label);
+
   /// Combines the collectives that `body` starts on one stream into a single operation where the backend can,
   /// which reduces overhead. The collectives are enqueued only when group() returns: do not record events
   /// after them, or wait for them, before that. Meanwhile other threads must not start collectives. Groups do
@@ -179,6 +203,8 @@ class Communicator {
   /// Starts `call`, whose tensors have been checked. Called by one thread at a time. Several collectives may
   /// be in flight; each is completed by its own wait().
   virtual std::unique_ptr<Work> start(CollectiveCall call) = 0;
+  /// Starts a message, under the same conditions. By default throws Error.
+  virtual std::unique_ptr<Work> start_message(MessageCall call);
   /// Between open_group() and close_group(), start() may hold calls back. close_group() starts the held
   /// calls, or drops them if `abandoned`.
   virtual void open_group() {}
@@ -198,6 +224,9 @@ class Communicator {
   };
 
   std::unique_ptr<Work> count_and_start(CollectiveCall call);
+  std::unique_ptr<Work> count_and_start(MessageCall call);
+  void check_place(const at::Tensor& tensor, const std::string& label) const;
+  void add_suffix(std::string& label) const;
   std::unique_ptr<Work> all_reduce_in_two(const at::Tensor& tensor, const std::string& label);
 
   int rank_;
@@ -211,6 +240,8 @@ class Communicator {
   std::recursive_mutex
       issue_;  // held by count_and_start() and by a group, whose calls lock it again: so it is recursive
   Volume volume_;
+  std::vector<uint64_t> sent_;      // by rank: the number of messages to it so far
+  std::vector<uint64_t> received_;  // by rank: the number of messages that this rank has begun to receive
 };
 
 }  // namespace zerorun

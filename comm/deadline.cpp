@@ -4,15 +4,12 @@
 #include <cstdio>
 
 namespace zerorun {
-namespace {
 
 std::string within(std::chrono::milliseconds timeout) {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(timeout.count()) / 1000);
   return std::string(" within ") + seconds + " s (the limit set by --timeout)";
 }
-
-}  // namespace
 
 std::chrono::milliseconds Deadline::remaining() const {
   auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end_ - Clock::now());

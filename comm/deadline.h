@@ -23,6 +23,8 @@ class Deadline {
   Clock::time_point end_;
 };
 
+/// " within 10 s (the limit set by --timeout)"
+std::string within(std::chrono::milliseconds timeout);
 /// "rank 1" or "ranks 1, 3"
 std::string name_ranks(const std::vector<int>& ranks);
 

@@ -15,6 +15,7 @@
 #include "comm/deadline.h"
 #include "comm/notices.h"
 #include "comm/rank_order_sum.h"
+#include "comm/thread_messages.h"
 
 namespace zerorun {
 namespace {
@@ -84,7 +85,10 @@ void move_data(const std::vector<CollectiveCall>& calls) {
 class ThreadGroup {
  public:
   explicit ThreadGroup(std::vector<int> ranks)
-      : ranks_(std::move(ranks)), world_size_(static_cast<int>(ranks_.size())), waiting_(ranks_.size()) {}
+      : ranks_(std::move(ranks)),
+        world_size_(static_cast<int>(ranks_.size())),
+        waiting_(ranks_.size()),
+        messages_(ranks_) {}
 
   /// Adds the rank's call to its meeting, which the call's kind and `number` identify.
   std::shared_ptr<Meeting> arrive(int64_t number, int rank, const CollectiveCall& call) {
@@ -113,17 +117,42 @@ class ThreadGroup {
   void await(const Meeting& meeting, int rank, const Deadline& deadline) {
     const std::string what = describe(meeting.calls[rank]);
     std::unique_lock lock(mutex_);
-    waiting_[rank] = what;
-    if (!changed_.wait_until(lock, deadline.end(), [&] { return meeting.done; })) {
-      for (int other : absent(meeting)) {
-        if (waiting_[other].empty() || waiting_[other] == what) continue;
-        throw CommError(describe_disagreement(ranks_[rank], what, ranks_[other], waiting_[other]));
-      }
-      std::vector<int> missing = absent(meeting);
-      for (int& other : missing) other = ranks_[other];
-      throw CommError(missed_deadline(what, missing, deadline.timeout()));
+    if (await(lock, rank, what, deadline, [&] { return meeting.done; })) return;
+    for (int other : absent(meeting)) {
+      if (waiting_[other].empty() || waiting_[other] == what) continue;
+      throw CommError(describe_disagreement(ranks_[rank], what, ranks_[other], waiting_[other]));
     }
-    waiting_[rank].clear();
+    std::vector<int> missing = absent(meeting);
+    for (int& other : missing) other = ranks_[other];
+    throw CommError(missed_deadline(what, missing, deadline.timeout()));
+  }
+
+  /// Delivers the message, of which it makes a copy. If there is no room, waits for it.
+  void send(MessageCall call, const Deadline& deadline) {
+    call.tensor = call.tensor.clone();
+    std::unique_lock lock(mutex_);
+    if (!messages_.has_room_for(call))
+      await_message(lock, call, deadline, [&] { return messages_.has_room_for(call); });
+    messages_.post(std::move(call));
+    changed_.notify_all();
+  }
+
+  std::shared_ptr<ThreadMessages::Receipt> receive(MessageCall call) {
+    std::lock_guard lock(mutex_);
+    auto receipt = messages_.expect(std::move(call));
+    changed_.notify_all();  // there may be room for another message now
+    return receipt;
+  }
+
+  void await(const ThreadMessages::Receipt& receipt, const Deadline& deadline) {
+    std::unique_lock lock(mutex_);
+    await_message(lock, receipt.call, deadline, [&] { return receipt.done; });
+  }
+
+  /// Throws if a message between the two ranks has a disagreement.
+  void check_messages(int rank, int other) {
+    std::lock_guard lock(mutex_);
+    if (std::string error = messages_.disagreement(rank, other); !error.empty()) throw CommError(error);
   }
 
  private:
@@ -135,13 +164,38 @@ class ThreadGroup {
     return ranks;
   }
 
+  // Returns false if the deadline has passed. The words of a failed wait stay in waiting_.
+  template <typename Condition>
+  bool await(std::unique_lock<std::mutex>& lock, int rank, const std::string& what, const Deadline& deadline,
+             Condition done) {
+    waiting_[rank] = what;
+    std::string error;
+    const bool ended = changed_.wait_until(
+        lock, deadline.end(), [&] { return done() || !(error = messages_.disagreement(rank)).empty(); });
+    if (!error.empty()) throw CommError(error);
+    if (ended) waiting_[rank].clear();
+    return ended;
+  }
+
+  template <typename Condition>
+  void await_message(std::unique_lock<std::mutex>& lock, const MessageCall& call, const Deadline& deadline,
+                     Condition done) {
+    const int rank = call.is_send ? call.sender : call.receiver;
+    if (await(lock, rank, describe(call, ranks_), deadline, done)) return;
+    const std::string& theirs = waiting_[call.other()];
+    throw CommError(
+        missed_deadline(call, ranks_, deadline.timeout()) +
+        (theirs.empty() ? "" : "; rank " + std::to_string(ranks_[call.other()]) + " waits for " + theirs));
+  }
+
   const std::vector<int> ranks_;  // their numbers in the whole job
   const int world_size_;
   const std::shared_ptr<NoticesInMemory> notices_ = std::make_shared<NoticesInMemory>();
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::string> waiting_;  // by rank: the collective that the rank waits for, or whose wait failed
+  std::vector<std::string> waiting_;  // by rank: what the rank waits for, or the wait that failed
   std::map<std::pair<Collective, int64_t>, std::shared_ptr<Meeting>> meetings_;
+  ThreadMessages messages_;
 };
 
 class ThreadWork : public Work {
@@ -166,6 +220,30 @@ class ThreadWork : public Work {
   std::shared_ptr<ThreadGroup> group_;
   std::shared_ptr<Meeting> meeting_;
   int rank_;
+  std::chrono::milliseconds timeout_;
+};
+
+/// A send, which is over when it has started, or a receive.
+class ThreadMessageWork : public Work {
+ public:
+  ThreadMessageWork(std::shared_ptr<ThreadGroup> group, std::shared_ptr<ThreadMessages::Receipt> receipt,
+                    int rank, int other, std::chrono::milliseconds timeout)
+      : group_(std::move(group)),
+        receipt_(std::move(receipt)),
+        rank_(rank),
+        other_(other),
+        timeout_(timeout) {}
+
+  void wait() override {
+    if (receipt_) return group_->await(*receipt_, Deadline(timeout_));
+    group_->check_messages(rank_, other_);
+  }
+
+ private:
+  std::shared_ptr<ThreadGroup> group_;
+  std::shared_ptr<ThreadMessages::Receipt> receipt_;  // null: a send
+  int rank_;
+  int other_;
   std::chrono::milliseconds timeout_;
 };
 
@@ -201,6 +279,17 @@ class ThreadCommunicator : public Communicator {
   std::unique_ptr<Work> start(CollectiveCall call) override {
     auto meeting = group_->arrive(next_[static_cast<size_t>(call.kind)]++, rank(), call);
     return std::make_unique<ThreadWork>(group_, std::move(meeting), rank(), timeout());
+  }
+
+  std::unique_ptr<Work> start_message(MessageCall call) override {
+    const int other = call.other();
+    std::shared_ptr<ThreadMessages::Receipt> receipt;
+    if (call.is_send) {
+      group_->send(std::move(call), Deadline(timeout()));
+    } else {
+      receipt = group_->receive(std::move(call));
+    }
+    return std::make_unique<ThreadMessageWork>(group_, std::move(receipt), rank(), other, timeout());
   }
 
   // The first rank of each group makes what the group's ranks share.

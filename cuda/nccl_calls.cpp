@@ -68,6 +68,13 @@ ncclResult_t enqueue(const CollectiveCall& call, ncclComm_t comm, cudaStream_t s
   ZR_CHECK(false, std::string(name_of(call.kind)) + " on a GPU");
 }
 
+ncclResult_t enqueue(const NcclMessage& message, int other, ncclComm_t comm, cudaStream_t stream) {
+  const at::Tensor& tensor = message.tensor;
+  if (message.is_send)
+    return ncclSend(tensor.const_data_ptr(), tensor.nbytes(), ncclUint8, other, comm, stream);
+  return ncclRecv(tensor.mutable_data_ptr(), tensor.nbytes(), ncclUint8, other, comm, stream);
+}
+
 uint64_t shape_of(std::span<const CollectiveCall> calls) {
   uint64_t hash = kFnv1aStart;
   for (const CollectiveCall& call : calls) {

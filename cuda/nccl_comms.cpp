@@ -125,6 +125,7 @@ void NcclComms::connect(const Ids& ids, const NcclSetup& setup, NcclWatchdog& wa
   ZR_CHECK(ids.size() <= kMost, std::to_string(ids.size()));
   const auto operation = operate();
   blocking_ = setup.blocking;
+  rank_ = setup.rank;
   for (const ncclUniqueId& id : ids) {
     const size_t which = count_++;
     const ncclResult_t result =
@@ -172,6 +173,16 @@ void NcclComms::issue(std::span<const CollectiveCall> calls, cudaStream_t stream
   const ncclResult_t result = connects ? enqueue_first(calls, stream, watchdog) : enqueue_all(calls, stream);
   for (size_t which = 0; which < count_; ++which) finish(which, result, watchdog, slot);
   if (connects) connected_.insert(shape);
+}
+
+void NcclComms::issue_message(const NcclMessage& message, size_t which, cudaStream_t stream,
+                              NcclWatchdog& watchdog, size_t slot) {
+  const auto enqueue_it = [this, message, which, stream] {
+    return call(which, [&](ncclComm_t comm) { return enqueue(message, 1 - rank_, comm, stream); });
+  };
+  const bool connects = blocking_ && message.is_first;
+  const ncclResult_t result = connects ? await_helper(start(enqueue_it), watchdog) : enqueue_it();
+  finish(which, result, watchdog, slot);
 }
 
 void NcclComms::register_memory(void* memory, size_t bytes, bool windows, NcclWatchdog& watchdog,

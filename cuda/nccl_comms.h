@@ -36,6 +36,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "cuda/nccl_calls.h"
 #include "cuda/nccl_watchdog.h"
 
 namespace zerorun {
@@ -77,6 +78,9 @@ class NcclComms : public std::enable_shared_from_this<NcclComms> {
   /// enqueued. The caller must hold operate(). The tensors must be on the GPU and not empty. Throws as
   /// connect() does.
   void issue(std::span<const CollectiveCall> calls, cudaStream_t stream, NcclWatchdog& watchdog, size_t slot);
+  /// Enqueues `message` on communicator `which` of two ranks, under the conditions of issue().
+  void issue_message(const NcclMessage& message, size_t which, cudaStream_t stream, NcclWatchdog& watchdog,
+                     size_t slot);
   /// Registers `bytes` bytes at `memory`, which is from ncclMemAlloc(), with NCCL. All ranks call it. With
   /// `windows`, registers the memory as a symmetric window. Throws as connect() does.
   void register_memory(void* memory, size_t bytes, bool windows, NcclWatchdog& watchdog, size_t slot);
@@ -124,6 +128,7 @@ class NcclComms : public std::enable_shared_from_this<NcclComms> {
   std::timed_mutex mutex_;  // held during each call to NCCL
   size_t count_ = 0;        // number of communicators
   bool blocking_ = true;
+  int rank_ = 0;
   std::atomic<bool> aborted_ = false;
   std::unordered_set<uint64_t> connected_;              // shapes of the collectives so far, under operation_
   std::array<std::atomic<ncclComm_t>, kMost> comms_{};  // null: not connected, or aborted

@@ -1,5 +1,7 @@
 #include "cuda/nccl_communicator.h"
 
+#include <ATen/ops/empty.h>
+
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -32,6 +34,29 @@ class NcclWork : public Work {
 
  private:
   std::shared_ptr<const NcclWatchdog> watchdog_;
+};
+
+// A receive, which is enqueued when its sender has announced it ([Note: messages on GPUs]).
+class NcclReceive : public Work {
+ public:
+  NcclReceive(std::shared_ptr<NcclMessages> messages, MessageCall call,
+              std::shared_ptr<const NcclWatchdog> watchdog)
+      : messages_(std::move(messages)),
+        call_(std::move(call)),
+        watchdog_(std::move(watchdog)),
+        announcement_(messages_->announce(call_)) {}
+
+  void wait() override {
+    announcement_->wait();
+    watchdog_->check();
+    messages_->take(call_);
+  }
+
+ private:
+  std::shared_ptr<NcclMessages> messages_;
+  MessageCall call_;
+  std::shared_ptr<const NcclWatchdog> watchdog_;
+  std::unique_ptr<Work> announcement_;
 };
 
 std::string pci_address(int device) {
@@ -102,15 +127,18 @@ void NcclCommunicator::connect(const StorePointer& store) {
                            .blocking = registration_ == NcclRegistration::none};
   comms_->connect(ids, setup, *watchdog_, slot);
   watchdog_->end(slot);
+  messages_ = std::make_shared<NcclMessages>(
+      NcclMessages::Home{.communicator = *this,
+                         .control = *control_,
+                         .watchdog = *watchdog_,
+                         .probe = *probe_,
+                         .current_stream = [this] { return current_stream(); }},
+      device, setup);
 }
 
 std::shared_ptr<Communicator> NcclCommunicator::make_part(const std::vector<RankGroup>& groups, size_t own,
                                                           RankGroup /*group*/) {
-  if (!orders_launches_) {
-    throw UserError(
-        "groups of ranks on GPUs need NCCL_LAUNCH_ORDER_IMPLICIT=1 on every rank, without which several NCCL "
-        "communicators may block each other: do not set it to 0");
-  }
+  check_launch_order("groups of ranks");
   const std::shared_ptr<Communicator> control = control_->split(groups);
   Environment environment;
   environment.rank = control->rank();
@@ -119,6 +147,36 @@ std::shared_ptr<Communicator> NcclCommunicator::make_part(const std::vector<Rank
   const std::string name = "group" + std::to_string(splits_++) + "-" + std::to_string(own);
   const StorePointer part = store_ ? store_->part(name) : nullptr;
   return std::make_shared<NcclCommunicator>(environment, owned_device_, control, part, shares_gpu_);
+}
+
+void NcclCommunicator::check_launch_order(const std::string& what) const {
+  if (orders_launches_) return;
+  throw UserError(what +
+                  " on GPUs need NCCL_LAUNCH_ORDER_IMPLICIT=1 on every rank, without which several NCCL "
+                  "communicators may block each other: do not set it to 0");
+}
+
+// Rank 0 makes the ids of all pairs. Each rank connects its pairs in the order of the list, which is the same
+// on all ranks: so no two wait for each other.
+void NcclCommunicator::open_messages(const std::vector<std::pair<int, int>>& pairs) {
+  if (world_size() == 1 || pairs.empty()) return;
+  check_launch_order("messages");
+  const size_t count = pairs.size() * NcclMessages::kDirections;
+  NcclComms::Ids ids = rank() == 0 ? NcclComms::make_ids(count) : NcclComms::Ids(count);
+  const auto bytes = static_cast<int64_t>(count * sizeof(ncclUniqueId));
+  at::Tensor packed = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+  std::memcpy(packed.mutable_data_ptr(), ids.data(), packed.nbytes());
+  control_->broadcast(packed, 0, "the ids for messages over NCCL")->wait();
+  std::memcpy(ids.data(), packed.const_data_ptr(), packed.nbytes());
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    const auto& [one, two] = pairs[i];
+    if (one != rank() && two != rank()) continue;
+    const int other = one == rank() ? two : one;
+    ZR_CHECK(other != rank() && other >= 0 && other < world_size(), std::to_string(other));
+    if (messages_->is_connected(other)) continue;
+    const auto first = ids.begin() + static_cast<ptrdiff_t>(i * NcclMessages::kDirections);
+    messages_->connect(other, NcclComms::Ids(first, first + NcclMessages::kDirections));
+  }
 }
 
 NcclComms::Ids NcclCommunicator::agree_on_ids(const StorePointer& store, size_t count) const {
@@ -155,9 +213,10 @@ void NcclCommunicator::disconnect(bool in_peace) {
   owned_device_->streams().remove_check(check_);
   watchdog_->stop();
   if (in_peace && !watchdog_->broken()) {
+    if (messages_) messages_->close();
     comms_->close();
   } else {
-    comms_->abort();
+    probe_->abort();
   }
 }
 
@@ -187,6 +246,16 @@ std::unique_ptr<Work> NcclCommunicator::start(CollectiveCall call) {
     }
   }
   return std::make_unique<NcclWork>(watchdog_);
+}
+
+std::unique_ptr<Work> NcclCommunicator::start_message(MessageCall call) {
+  if (watchdog_) watchdog_->check();
+  if (call.tensor.is_cpu()) {
+    return call.is_send ? control_->send(call.tensor, call.receiver, call.label)
+                        : control_->receive(call.tensor, call.sender, call.label);
+  }
+  if (call.is_send) return messages_->send(call);
+  return std::make_unique<NcclReceive>(messages_, std::move(call), watchdog_);
 }
 
 std::unique_ptr<Work> NcclCommunicator::start_on_cpu(CollectiveCall call) {

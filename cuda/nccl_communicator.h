@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -18,6 +19,7 @@
 #include "comm/notices.h"
 #include "cuda/cuda_device.h"
 #include "cuda/nccl_comms.h"
+#include "cuda/nccl_messages.h"
 #include "cuda/nccl_registration.h"
 #include "cuda/nccl_watchdog.h"
 #include "cuda/stream_probe.h"
@@ -38,9 +40,12 @@ class NcclCommunicator : public Communicator {
   /// and all ranks support that.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   std::unique_ptr<Notices> open_notices() override { return control_->open_notices(); }
+  /// Throws UserError under the conditions of split().
+  void open_messages(const std::vector<std::pair<int, int>>& pairs) override;
 
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override;
+  std::unique_ptr<Work> start_message(MessageCall call) override;
   /// A group has NCCL communicators of its own on the same GPU. Throws UserError where NCCL does not
   /// prevent deadlocks between them ([Note: two communicators] in cuda/nccl_comms.h).
   std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t own,
@@ -48,6 +53,7 @@ class NcclCommunicator : public Communicator {
   void open_group() override;
   void close_group(bool abandoned) override;
 
+  void check_launch_order(const std::string& what) const;
   void connect(const StorePointer& store);
   void disconnect(bool in_peace);
   NcclComms::Ids agree_on_ids(const StorePointer& store, size_t count) const;
@@ -69,6 +75,7 @@ class NcclCommunicator : public Communicator {
   std::shared_ptr<NcclComms> comms_;
   std::unique_ptr<StreamProbe> probe_;
   std::shared_ptr<NcclWatchdog> watchdog_;
+  std::shared_ptr<NcclMessages> messages_;
   int check_ = 0;  // id of the check that was added to the device's streams
 };
 

@@ -80,12 +80,21 @@ void NcclWatchdog::begin(size_t slot, std::span<const CollectiveCall> calls, con
   Record& record = begin_record(slot, State::begun);
   record.lane = lane;
   const CollectiveCall& first = calls.front();
+  record.is_collective = true;
   record.kind = first.kind;
   record.label = first.label;
   record.reason = first.reason;
   record.more = calls.size() - 1;
   record.numel = first.input.numel();
   for (const CollectiveCall& call : calls) history_.add(call);
+}
+
+void NcclWatchdog::begin(size_t slot, const std::string& what, const void* lane) {
+  const std::lock_guard lock(mutex_);
+  Record& record = begin_record(slot, State::begun);
+  record.lane = lane;
+  record.is_collective = false;
+  record.label = what;
 }
 
 void NcclWatchdog::enqueued(size_t slot) {
@@ -97,6 +106,7 @@ size_t NcclWatchdog::begin_on_host(const std::string& what) {
   const size_t slot = take();
   const std::lock_guard lock(mutex_);
   Record& record = begin_record(slot, State::on_host);
+  record.is_collective = false;
   record.label = what;
   record.started = options_.now();
   return slot;
@@ -116,7 +126,7 @@ void NcclWatchdog::end_record(size_t slot) {
 }
 
 PendingCollective NcclWatchdog::Record::pending() const {
-  if (state == State::on_host) return {label, label};
+  if (!is_collective) return {label, label};
   const std::string others = more == 0 ? "" : " and " + std::to_string(more) + " more";
   PendingCollective one = pending_collective_of({kind, {}, {}, 0, label, reason}, numel);
   return {one.agreed + others, one.words + others};

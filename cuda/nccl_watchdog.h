@@ -87,6 +87,8 @@ class NcclWatchdog {
   /// Call it before `calls` are enqueued together. From now on the probe's started() must be valid for
   /// `slot`. Collectives with the same `lane`, which is a stream, run one after the other.
   void begin(size_t slot, std::span<const CollectiveCall> calls, const void* lane);
+  /// Likewise for the receive of a message, which `what` describes.
+  void begin(size_t slot, const std::string& what, const void* lane);
   /// Call it after the calls are enqueued. From now on the probe's finished() must be valid for `slot`.
   void enqueued(size_t slot);
 
@@ -114,6 +116,7 @@ class NcclWatchdog {
     State state = State::free;
     const void* lane = nullptr;
     Collective kind{};
+    bool is_collective = false;  // otherwise `label` describes it
     std::string label;
     std::string reason;
     size_t more = 0;

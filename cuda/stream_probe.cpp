@@ -1,5 +1,8 @@
 #include "cuda/stream_probe.h"
 
+#include <thread>
+#include <utility>
+
 #include "cuda/cuda_check.h"
 
 namespace zerorun {
@@ -9,6 +12,23 @@ StreamProbe::~StreamProbe() {
     cudaEventDestroy(events.before);
     cudaEventDestroy(events.after);
   }
+}
+
+void StreamProbe::add(std::shared_ptr<NcclComms> comms) {
+  const std::lock_guard lock(mutex_);
+  comms_.push_back(std::move(comms));
+}
+
+std::vector<std::shared_ptr<NcclComms>> StreamProbe::all() const {
+  const std::lock_guard lock(mutex_);
+  return comms_;
+}
+
+// All at once: an abort waits for the GPU, where kernels of other communicators may wait for their own abort.
+void StreamProbe::abort() {
+  std::vector<std::thread> aborts;
+  for (const auto& comms : all()) aborts.emplace_back([comms] { comms->abort(); });
+  for (std::thread& one : aborts) one.join();
 }
 
 void StreamProbe::record_before(size_t slot, cudaStream_t stream) {
@@ -60,7 +80,10 @@ bool StreamProbe::has_passed(cudaEvent_t event) {
 
 std::string StreamProbe::failure() {
   if (!cuda_failure_.empty()) return "GPU " + std::to_string(device_) + " failed: " + cuda_failure_;
-  return comms_->failure();
+  for (const auto& comms : all()) {
+    if (std::string failure = comms->failure(); !failure.empty()) return failure;
+  }
+  return "";
 }
 
 }  // namespace zerorun

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "cuda/nccl_comms.h"
 #include "cuda/nccl_watchdog.h"
@@ -18,11 +19,13 @@ namespace zerorun {
 class StreamProbe : public CollectiveProbe {
  public:
   /// Probes collectives on GPU `device`.
-  StreamProbe(int device, std::shared_ptr<NcclComms> comms) : device_(device), comms_(std::move(comms)) {}
+  StreamProbe(int device, std::shared_ptr<NcclComms> comms) : device_(device), comms_({std::move(comms)}) {}
   ~StreamProbe() override;
   StreamProbe(const StreamProbe&) = delete;
   StreamProbe& operator=(const StreamProbe&) = delete;
 
+  /// Probes `comms` too, and aborts them with the others.
+  void add(std::shared_ptr<NcclComms> comms);
   void record_before(size_t slot, cudaStream_t stream);
   void record_after(size_t slot, cudaStream_t stream);
 
@@ -31,7 +34,7 @@ class StreamProbe : public CollectiveProbe {
   bool started(size_t slot) override;
   bool finished(size_t slot) override;
   std::string failure() override;
-  void abort() override { comms_->abort(); }
+  void abort() override;
 
  private:
   struct Events {
@@ -43,8 +46,10 @@ class StreamProbe : public CollectiveProbe {
   bool has_passed(cudaEvent_t event);
 
   const int device_;
-  const std::shared_ptr<NcclComms> comms_;
-  std::mutex mutex_;           // protects events_
+  std::vector<std::shared_ptr<NcclComms>> all() const;
+
+  mutable std::mutex mutex_;  // protects comms_ and events_
+  std::vector<std::shared_ptr<NcclComms>> comms_;
   std::deque<Events> events_;  // by slot
   std::string cuda_failure_;   // used only by the watchdog's thread
 };

@@ -13,6 +13,7 @@
 #include "base/process.h"
 #include "base/route.h"
 #include "comm/deadline.h"
+#include "comm/gloo/gloo_messages.h"
 #include "comm/gloo/gloo_work.h"
 #include "comm/meeting/exchange.h"
 #include "comm/meeting/store_notices.h"
@@ -26,7 +27,7 @@ namespace {
 // destroys its copy of `work_`.
 class WorkOfThisProcess : public Work {
  public:
-  WorkOfThisProcess(std::shared_ptr<GlooWork> work, int rank)
+  WorkOfThisProcess(std::shared_ptr<Work> work, int rank)
       : rank_(rank), work_(kept_by_forks(std::move(work))) {}
 
   void wait() override {
@@ -37,7 +38,7 @@ class WorkOfThisProcess : public Work {
  private:
   HomeProcess home_;
   int rank_;
-  std::shared_ptr<GlooWork> work_;
+  std::shared_ptr<Work> work_;
 };
 
 using Gloo = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
@@ -49,6 +50,16 @@ Gloo connect_group(const StorePointer& store, int rank, int world_size, const Gl
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store->part("gloo")->for_c10d(deadline), rank,
                                                      world_size, options);
 }
+
+// A send, which is over when it has started. If its receiver does not agree with it, wait() may throw that.
+class GlooSend : public Work {
+ public:
+  explicit GlooSend(std::shared_ptr<GlooMessages> messages) : messages_(std::move(messages)) {}
+  void wait() override { messages_->check(); }
+
+ private:
+  std::shared_ptr<GlooMessages> messages_;
+};
 
 class GlooCommunicator : public Communicator {
  public:
@@ -64,6 +75,7 @@ class GlooCommunicator : public Communicator {
                                                       .wait_board = WaitBoard(store, own),
                                                       .order = std::move(order),
                                                       .failures = std::move(failures)});
+    messages_ = kept_by_forks(std::make_shared<GlooMessages>(links_));
     if (!ranks.name.empty()) set_group(std::move(ranks));
   }
 
@@ -75,6 +87,17 @@ class GlooCommunicator : public Communicator {
     const int tag = tag_of(call);
     return std::make_unique<WorkOfThisProcess>(std::make_shared<GlooWork>(links_, std::move(call), tag),
                                                rank_in_job(rank()));
+  }
+
+  std::unique_ptr<Work> start_message(MessageCall call) override {
+    std::shared_ptr<Work> work;
+    if (call.is_send) {
+      messages_->send(call);
+      work = std::make_shared<GlooSend>(messages_);
+    } else {
+      work = messages_->receive(std::move(call));
+    }
+    return std::make_unique<WorkOfThisProcess>(std::move(work), rank_in_job(rank()));
   }
 
   // A tag contains the number of the collective, its kind and a hash. The number has 9 bits, because it must
@@ -116,6 +139,7 @@ class GlooCommunicator : public Communicator {
   }
 
   std::shared_ptr<GlooLinks> links_;
+  std::shared_ptr<GlooMessages> messages_;
   StorePointer store_;
   int boards_ = 0;
   int splits_ = 0;

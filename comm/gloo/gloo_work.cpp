@@ -17,7 +17,56 @@ namespace {
 // The longest time that the destructor of a Work waits if wait() was not called.
 constexpr std::chrono::milliseconds kPatienceWithDropped(10'000);
 
+template <typename Start>
+GlooTransfer started(int peer, Start start) {
+  try {
+    return {peer, start(), ""};
+  } catch (const std::exception& error) {
+    return {peer, nullptr, first_line(error.what())};
+  }
+}
+
 }  // namespace
+
+void FirstError::set(const std::string& error) {
+  std::lock_guard lock(mutex_);
+  if (error_.empty()) error_ = error;
+}
+
+std::string FirstError::get() const {
+  std::lock_guard lock(mutex_);
+  return error_;
+}
+
+GlooTransfer start_send(const GlooLinks& links, int peer, at::Tensor tensor, int tag) {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return started(peer, [&] { return links.group->send(tensors, peer, tag); });
+}
+
+GlooTransfer start_receive(const GlooLinks& links, int peer, at::Tensor tensor, int tag) {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return started(peer, [&] { return links.group->recv(tensors, peer, tag); });
+}
+
+std::string GlooTransfer::await(std::chrono::milliseconds timeout) const {
+  if (!work) return failure;
+  try {
+    if (work->wait(timeout)) return "";
+    // stop() has ended the wait. A wait that misses its deadline makes Gloo close this rank's connections,
+    // so the ranks that wait for this one fail too.
+    return work->wait(std::chrono::milliseconds(1)) ? "" : "stopped";
+  } catch (const std::exception& error) {
+    return first_line(error.what());
+  }
+}
+
+void GlooTransfer::stop() const {
+  if (work) work->abort();
+}
+
+bool is_timeout(const std::string& failure) {
+  return failure.find("Timed out") != std::string::npos || failure.find("timeout") != std::string::npos;
+}
 
 at::Tensor GlooScratch::take(int64_t numel, at::ScalarType dtype) {
   std::lock_guard lock(mutex_);
@@ -139,63 +188,32 @@ void GlooWork::for_each_peer(Body body) {
 }
 
 void GlooWork::send(int peer, at::Tensor tensor) {
-  if (tensor.numel() == 0) return;
-  std::vector<at::Tensor> tensors{std::move(tensor)};
-  sends_.push_back(post(peer, [&] { return links_->group->send(tensors, peer, tag_); }));
+  if (tensor.numel() > 0) sends_.push_back(start_send(*links_, peer, std::move(tensor), tag_));
 }
 
 void GlooWork::receive(int peer, at::Tensor tensor) {
-  if (tensor.numel() == 0) return;
-  std::vector<at::Tensor> tensors{std::move(tensor)};
-  receives_.push_back(post(peer, [&] { return links_->group->recv(tensors, peer, tag_); }));
-}
-
-// Starts a message. Does not throw if the connection is already lost: wait() then reports the error.
-template <typename Start>
-GlooWork::PeerMessage GlooWork::post(int peer, Start start) {
-  try {
-    return {peer, start(), ""};
-  } catch (const std::exception& error) {
-    return {peer, nullptr, first_line(error.what())};
-  }
-}
-
-// Returns why the message failed; empty if it was transferred.
-std::string GlooWork::failure_of(PeerMessage& posted, std::chrono::milliseconds timeout) {
-  if (!posted.message) return posted.failure;
-  try {
-    if (posted.message->wait(timeout)) return "";
-    // stop() has ended the wait. A wait that misses its deadline makes Gloo close this rank's connections,
-    // so the ranks that wait for this one fail too.
-    return posted.message->wait(std::chrono::milliseconds(1)) ? "" : "stopped";
-  } catch (const std::exception& error) {
-    return first_line(error.what());
-  }
+  if (tensor.numel() > 0) receives_.push_back(start_receive(*links_, peer, std::move(tensor), tag_));
 }
 
 // Makes wait() end: its messages are given up.
 void GlooWork::stop() {
   for (const auto* messages : {&receives_, &sends_}) {
-    for (const PeerMessage& posted : *messages) {
-      if (posted.message) posted.message->abort();
-    }
+    for (const GlooTransfer& posted : *messages) posted.stop();
   }
 }
 
 // Checks every message even after a failure, so that the error names all missing ranks. If a connection is
 // lost, the error does not name ranks that are merely late (Gloo reports a timeout for these).
-void GlooWork::finish(std::vector<PeerMessage>& messages, const Deadline& deadline,
+void GlooWork::finish(std::vector<GlooTransfer>& messages, const Deadline& deadline,
                       const OrderWatch::Wait* wait) {
   std::vector<int> lost;
   std::vector<int> late;
   std::string reason;
-  for (PeerMessage& posted : messages) {
+  for (const GlooTransfer& posted : messages) {
     const bool first = lost.empty() && late.empty();
-    const std::string failure =
-        failure_of(posted, first ? deadline.remaining() : std::chrono::milliseconds(1));
+    const std::string failure = posted.await(first ? deadline.remaining() : std::chrono::milliseconds(1));
     if (failure.empty()) continue;
-    const bool timed_out =
-        failure.find("Timed out") != std::string::npos || failure.find("timeout") != std::string::npos;
+    const bool timed_out = is_timeout(failure);
     (timed_out ? late : lost).push_back(links_->ranks[posted.rank]);
     if (!timed_out && reason.empty()) reason = failure;
   }
@@ -213,6 +231,7 @@ std::string GlooWork::error_of(const std::vector<int>& lost, const std::vector<i
     links_->wait_board.publish_failed(call_);
     return error;
   }
+  if (std::string error = links_->disagreement.get(); !error.empty()) return error;
   std::vector<int> absent = lost;
   absent.insert(absent.end(), late.begin(), late.end());
   if (auto disagreement = links_->wait_board.disagreement(call_, absent)) return *disagreement;

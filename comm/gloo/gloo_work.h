@@ -33,6 +33,17 @@ class GlooScratch {
   std::atomic<int64_t> bytes_ = 0;
 };
 
+/// The first of several errors. Any thread.
+class FirstError {
+ public:
+  void set(const std::string& error);
+  std::string get() const;  // empty if there is none
+
+ private:
+  mutable std::mutex mutex_;
+  std::string error_;
+};
+
 /// What all collectives of one communicator use. Messages and boards have ranks as numbers in the job.
 struct GlooLinks {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
@@ -42,7 +53,25 @@ struct GlooLinks {
   std::shared_ptr<OrderWatch> order;
   std::shared_ptr<FailureNotes> failures;  // of all groups of the job
   GlooScratch scratch = {};
+  FirstError disagreement = {};  // of two ranks on a message (comm/gloo/gloo_messages.h)
 };
+
+/// A tensor on its way to or from a rank of the group.
+struct GlooTransfer {
+  int rank;
+  c10::intrusive_ptr<c10d::Work> work;  // null if it could not be started
+  std::string failure;                  // why it could not be started
+
+  /// Returns why the tensor was not transferred; empty if it was.
+  std::string await(std::chrono::milliseconds timeout) const;
+  /// Makes await() in another thread end, or the next await().
+  void stop() const;
+};
+// These start a transfer. They do not throw if the connection is already lost: await() reports the error.
+GlooTransfer start_send(const GlooLinks& links, int peer, at::Tensor tensor, int tag);
+GlooTransfer start_receive(const GlooLinks& links, int peer, at::Tensor tensor, int tag);
+/// Whether a failure is a deadline that was missed; otherwise the connection is lost.
+bool is_timeout(const std::string& failure);
 
 /// Starts in the constructor. One thread.
 class GlooWork : public Work {
@@ -54,13 +83,6 @@ class GlooWork : public Work {
   void wait() override;
 
  private:
-  using Message = c10::intrusive_ptr<c10d::Work>;
-  struct PeerMessage {
-    int rank;
-    Message message;      // null if it could not be posted
-    std::string failure;  // why it could not be posted
-  };
-
   void start();
   void receive_to_sum(at::Tensor own);
   at::Tensor received_slot(int peer) const;
@@ -68,11 +90,8 @@ class GlooWork : public Work {
   void for_each_peer(Body body);
   void send(int peer, at::Tensor tensor);
   void receive(int peer, at::Tensor tensor);
-  template <typename Start>
-  static PeerMessage post(int peer, Start start);
-  static std::string failure_of(PeerMessage& posted, std::chrono::milliseconds timeout);
   void stop();
-  void finish(std::vector<PeerMessage>& messages, const Deadline& deadline, const OrderWatch::Wait* wait);
+  void finish(std::vector<GlooTransfer>& messages, const Deadline& deadline, const OrderWatch::Wait* wait);
   std::string error_of(const std::vector<int>& lost, const std::vector<int>& late, const std::string& reason,
                        const OrderWatch::Wait* wait) const;
 
@@ -83,8 +102,8 @@ class GlooWork : public Work {
   std::chrono::milliseconds timeout_;
   int rank_;
   int world_size_;
-  std::vector<PeerMessage> sends_;
-  std::vector<PeerMessage> receives_;
+  std::vector<GlooTransfer> sends_;
+  std::vector<GlooTransfer> receives_;
   at::Tensor own_;       // this rank's addend
   at::Tensor received_;  // the other ranks' addends, in rank order
 };

@@ -80,6 +80,21 @@ std::optional<std::string> WaitBoard::compare(const PendingCollective& mine,
   return std::nullopt;
 }
 
+std::string WaitBoard::words_of_wait(const PendingCollective& mine, int rank) const {
+  std::string found;
+  try {
+    const Deadline deadline(kStorePatience);
+    store_->set(board_key(rank_), encoded({mine}), deadline);
+    const std::vector<PendingCollective> theirs =
+        decoded(store_->await(board_key(rank), deadline).value_or(""));
+    if (!theirs.empty()) found = "; rank " + std::to_string(rank) + " waits for " + theirs.front().words;
+  } catch (const CommError&) {
+    // Ignored for the same reason as in disagreement().
+  }
+  if (rank_ == 0) std::this_thread::sleep_for(kTimeToRead);
+  return found;
+}
+
 void WaitBoard::publish_failed(const CollectiveCall& call) const {
   try {
     store_->set(board_key(rank_), encoded({pending_collective_of(call, call.input.numel())}),

@@ -15,7 +15,8 @@ namespace zerorun {
 
 // Ranks are numbers in the job, or, for NCCL, indices in the group.
 
-/// A collective that a rank waits for. `agreed` must be the same on all ranks; `words` appears in messages.
+/// A collective or a message that a rank waits for. `agreed` must be the same on all ranks; `words` appears
+/// in messages.
 struct PendingCollective {
   std::string agreed;  // "all_gather of bucket 3, 128 elements"
   std::string words;   // "all_gather of bucket 3 for aten::addmm on h.0.weight"
@@ -37,6 +38,11 @@ class WaitBoard {
   /// Returns the error to throw if one of `ranks` waits for a collective other than `call`. Takes at most 0.5
   /// s, plus kTimeToAnswer if the store does not answer, plus kTimeToRead on rank 0.
   std::optional<std::string> disagreement(const CollectiveCall& call, const std::vector<int>& ranks) const;
+
+  /// Publishes that this rank's wait for `mine` has failed, and returns what `rank` waits for, for the end of
+  /// a message: "; rank 0 waits for ...", or an empty text if that is not known. Takes as long as
+  /// disagreement().
+  std::string words_of_wait(const PendingCollective& mine, int rank) const;
 
   /// Publishes that this rank's wait for `call` has failed, so that ranks whose waits fail later can name it.
   /// Takes a second more on rank 0, which keeps the store. Never throws.

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/random_bits.h"
 #include "comm/meeting/exchange.h"
-#include "comm/shared_memory/control_block.h"
+#include "comm/shared_memory/shared_transfers.h"
 
 namespace zerorun {
 namespace {
@@ -88,7 +88,7 @@ struct Own {
 };
 
 size_t control_bytes(int world_size) {
-  return RankBoard::bytes(world_size) + ControlBlock::bytes(world_size);
+  return RankBoard::bytes(world_size) + SharedTransfers::control_bytes(world_size);
 }
 
 Own make_own(int rank, int world_size, uint64_t job) {

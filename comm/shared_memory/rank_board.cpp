@@ -18,7 +18,17 @@ using Clock = std::chrono::steady_clock;
 static_assert(Word::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free,
               "processes share them");
 
+// Marks in the place of a collective's kind.
+constexpr uint64_t kReceive = 0xfe;
+constexpr uint64_t kSend = 0xff;
 constexpr int kKindShift = 56;
+constexpr uint64_t kNumbers = (uint64_t{1} << kKindShift) - 1;
+
+uint64_t encoded(const WaitInGroup& wait) {
+  if (const auto& message = wait.message)
+    return (message->is_send ? kSend : kReceive) << kKindShift | message->number;
+  return static_cast<uint64_t>(wait.which.kind) << kKindShift | (wait.which.number + 1);
+}
 
 long futex(Word& word, int operation, uint32_t value, const timespec* limit) {
   return syscall(SYS_futex, &word, operation, value, limit, nullptr, 0);
@@ -45,11 +55,12 @@ struct alignas(64) RankBoard::Rank {
   Word bell;
   Word sleepers;
   Word taken;                                 // 1 after a process has claimed this rank
-  alignas(64) std::atomic<uint64_t> waiting;  // 0: none; else kind << 56 | (number + 1)
+  alignas(64) std::atomic<uint64_t> waiting;  // 0: none; else kind << 56 | number, which is counted from 1
   std::atomic<uint64_t> group;                // of `waiting`
+  std::atomic<uint64_t> ends;                 // sender << 32 | receiver, if it is a message
   Word failed;
   Word threaded;
-  char label[192];  // of `waiting`
+  char label[512];  // of `waiting`
   char reason[256];
   char failure[1024];
 };
@@ -81,28 +92,39 @@ void RankBoard::say_waiting(const WaitInGroup& wait, std::string_view label, std
   store_text(own.label, label);
   store_text(own.reason, reason);
   own.group.store(wait.group);
-  own.waiting.store(static_cast<uint64_t>(wait.which.kind) << kKindShift | (wait.which.number + 1));
+  if (const auto& message = wait.message)
+    own.ends.store(static_cast<uint64_t>(message->sender) << 32 | static_cast<uint64_t>(message->receiver));
+  own.waiting.store(encoded(wait));
 }
 
 void RankBoard::say_waits_no_more() {
   part(rank_).waiting.store(0);
 }
 
-// The two words are read one after the other: if the first one has changed meanwhile, the rank waits for
+// The words are read one after the other: if the first one has changed meanwhile, the rank waits for
 // something else by now.
 std::optional<WaitInGroup> RankBoard::waiting(int rank) const {
   const Rank& theirs = part(rank);
   const uint64_t said = theirs.waiting.load();
   const uint64_t group = theirs.group.load();
+  const uint64_t ends = theirs.ends.load();
   if (said == 0 || theirs.waiting.load() != said) return std::nullopt;
+  const uint64_t kind = said >> kKindShift;
+  const uint64_t number = said & kNumbers;
+  if (kind < kReceive)
+    return WaitInGroup{.group = group, .which = {static_cast<Collective>(kind), number - 1}};
   return WaitInGroup{.group = group,
-                     .which = {.kind = static_cast<Collective>(said >> kKindShift),
-                               .number = (said & ((uint64_t{1} << kKindShift) - 1)) - 1}};
+                     .which = {},
+                     .message = MessageWait{.is_send = kind == kSend,
+                                            .sender = static_cast<int>(ends >> 32),
+                                            .receiver = static_cast<int>(ends & 0xffffffff),
+                                            .number = number}};
 }
 
 std::string RankBoard::words_of_wait(int rank) const {
   const auto wait = waiting(rank);
   if (!wait) return kNoWait;
+  if (wait->message) return load_text(part(rank).label);
   CollectiveCall call{wait->which.kind, {}, {}, 0, load_text(part(rank).label), load_text(part(rank).reason)};
   return describe(call);
 }

@@ -1,4 +1,4 @@
-// What each rank of a host tells the others outside of collectives: which collective it waits for, whether it
+// What each rank of a host tells the others outside of collectives: what it waits for, whether it
 // has failed and why, and the bell on which it sleeps. There is one board for all groups of ranks, since a
 // rank may wait in one group for a rank that waits, or has failed, in another. Each rank writes its own part
 // and reads the others'; every rank rings bells. The memory is shared and belongs to the caller. Thread-safe.
@@ -23,11 +23,20 @@ struct Numbered {
   bool operator==(const Numbered&) const = default;
 };
 
-/// The wait of a rank for a collective of a group. `group` is the same number on all ranks of the group, and
-/// another one for each group.
+/// The wait of a rank for a message, or, if it sends, for room for it. `number` is counted from 1.
+struct MessageWait {
+  bool is_send = false;
+  int sender = 0;  // an index in the group, like `receiver`
+  int receiver = 0;
+  uint64_t number = 0;
+};
+
+/// The wait of a rank for a collective or a message of a group. `group` is the same number on all ranks of
+/// the group, and another one for each group.
 struct WaitInGroup {
   uint64_t group = 0;
-  Numbered which;
+  Numbered which;  // if there is no `message`
+  std::optional<MessageWait> message = {};
 };
 
 inline constexpr char kNoWait[] = "?";
@@ -42,12 +51,12 @@ class RankBoard {
 
   int world_size() const { return world_size_; }
 
-  /// Records which collective this rank waits for, with its words, so that other ranks can name it in their
-  /// error messages. After a failed wait the record stays.
+  /// Records what this rank waits for, with its words, so that other ranks can name it in their error
+  /// messages. The words of a message are all in `label`. After a failed wait the record stays.
   void say_waiting(const WaitInGroup& wait, std::string_view label, std::string_view reason);
   void say_waits_no_more();
   std::optional<WaitInGroup> waiting(int rank) const;
-  /// The words of the collective that the rank waits for; kNoWait if it waits for none.
+  /// The words of what the rank waits for; kNoWait if it waits for nothing.
   std::string words_of_wait(int rank) const;
 
   /// Records that this rank's wait has failed, with the error. Other ranks then do not report this rank's

@@ -1,20 +1,38 @@
 #include "comm/shared_memory/rank_transfers.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <exception>
 #include <utility>
 
+#include "base/cores.h"
+
 namespace zerorun {
 namespace {
 
+using std::chrono::milliseconds;
+
+// How often a waiting rank looks for ranks that have ended, or that wait for something else.
+constexpr milliseconds kLook(250);
+// How long two ranks must have waited for different things before this is an error.
+constexpr milliseconds kCertain(1000);
 // How long the destructor waits for other ranks to read the input of collectives for which wait() was never
 // called.
-constexpr std::chrono::milliseconds kPatienceWithReaders(10'000);
+constexpr milliseconds kPatienceWithReaders(10'000);
+
+// How long a wait spins before it sleeps. Ranks spin only if every thread of every rank has a core: otherwise
+// spinning would slow down the rank that is waited for. The spin is longer than a wake-up takes; with a
+// shorter spin two ranks would keep finding each other asleep, and every collective would cost a wake-up.
+std::chrono::microseconds spin_of(int world_size) {
+  const bool own = count_usable_cores() >= world_size * at::get_num_threads();
+  return std::chrono::microseconds(own ? 100 : 0);
+}
 
 }  // namespace
 
 RankTransfers::RankTransfers(std::unique_ptr<HostRanks> ranks)
-    : ranks_(std::move(ranks)), scratch_(*ranks_->arena) {}
+    : ranks_(std::move(ranks)), spin_(spin_of(ranks_->board.world_size())), scratch_(*ranks_->arena) {}
 
 RankTransfers::~RankTransfers() {
   if (!home_.is_current()) return;
@@ -44,9 +62,57 @@ void RankTransfers::leave(SharedTransfers& group) {
   }
 }
 
-const SharedTransfers* RankTransfers::find(uint64_t group) const {
-  const auto found = std::ranges::find(groups_, group, [](const auto& one) { return one->id(); });
-  return found == groups_.end() ? nullptr : found->get();
+// The state of another rank is read in parts, so a suspicion must have been the same at several looks.
+std::string RankTransfers::wait(const RankWait& wait, const Deadline& deadline) {
+  note_thread();
+  std::string suspicion;
+  Deadline::Clock::time_point suspected;
+  auto look = Deadline::Clock::now() + kLook;
+  board().say_waiting(wait.what, wait.label, wait.reason);
+  for (;;) {
+    const uint32_t bell = board().bell();
+    if (wait.reached()) break;
+    if (std::string error = wait.error(); !error.empty()) return error;
+    const auto now = Deadline::Clock::now();
+    if (now >= look || now >= deadline.end()) {
+      if (std::string error = wait.error_of_others(); !error.empty()) return error;
+      if (std::string error = disagreement_of_messages(); !error.empty()) return error;
+      std::string found = wait.suspicion();
+      if (found.empty() || found != suspicion) {
+        suspicion = std::move(found);
+        suspected = now;
+      } else if (now - suspected >= kCertain) {
+        return suspicion;
+      }
+      look = now + kLook;
+    }
+    board().sleep(bell, spin_, std::min(kLook, deadline.remaining()));
+  }
+  board().say_waits_no_more();
+  return "";
+}
+
+std::string RankTransfers::disagreement_of_messages() {
+  std::lock_guard lock(mutex_);
+  for (const auto& group : groups_) {
+    if (std::string error = group->messages().disagreement(); !error.empty()) return error;
+  }
+  return "";
+}
+
+std::string RankTransfers::doings_of(int rank) const {
+  const RankBoard& all = ranks_->board;
+  const std::string name = "; rank " + std::to_string(rank);
+  if (all.has_failed(rank)) return name + " had failed before: " + all.failure(rank);
+  const std::string words = all.words_of_wait(rank);
+  return words == kNoWait ? "" : name + " waits for " + words;
+}
+
+bool RankTransfers::is_awaited(const WaitInGroup& theirs) const {
+  const auto found = std::ranges::find(groups_, theirs.group, [](const auto& one) { return one->id(); });
+  if (found == groups_.end()) return false;
+  return theirs.message ? (*found)->messages().is_awaited(*theirs.message)
+                        : !(*found)->has_started(theirs.which);
 }
 
 void RankTransfers::advance_all() {

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/process.h"
@@ -15,6 +17,18 @@
 #include "comm/thread_use.h"
 
 namespace zerorun {
+
+/// How a rank waits for a collective or a message. The functions that return an error return an empty text if
+/// there is none.
+struct RankWait {
+  WaitInGroup what;
+  std::string label;  // for the board
+  std::string reason;
+  std::function<bool()> reached;                 // does this rank's part
+  std::function<std::string()> error;            // looked for at each wake-up
+  std::function<std::string()> error_of_others;  // looked for now and then
+  std::function<std::string()> suspicion;        // likewise: an error if it stays the same
+};
 
 class RankTransfers {
  public:
@@ -26,8 +40,15 @@ class RankTransfers {
   /// Adds a group. Its transfers end when the last user has called leave() and every rank has read its input.
   SharedTransfers& add(std::unique_ptr<SharedTransfers> group);
   void leave(SharedTransfers& group);  // never throws
-  /// Returns the group with this number, or null if this rank is not in it. The caller holds mutex().
-  const SharedTransfers* find(uint64_t group) const;
+  /// Returns an empty text when `wait`, which was not, is reached, or the error that ends it.
+  std::string wait(const RankWait& wait, const Deadline& deadline);
+  /// What rank `rank`, a number in the job, has failed in or waits for, for the end of a message: "; rank 1
+  /// waits for ...", or an empty text.
+  std::string doings_of(int rank) const;
+
+  /// Whether another rank waits for something that this rank, which is in that group too, has not started.
+  /// The caller holds mutex().
+  bool is_awaited(const WaitInGroup& theirs) const;
 
   /// Guards the transfers of all groups.
   std::mutex& mutex() { return mutex_; }
@@ -41,8 +62,11 @@ class RankTransfers {
   ArenaScratch& scratch() { return scratch_; }
 
  private:
+  std::string disagreement_of_messages();
+
   HomeProcess home_;
   const std::unique_ptr<HostRanks> ranks_;
+  const std::chrono::microseconds spin_;
   ArenaScratch scratch_;
   ThreadUse threads_;
   std::mutex mutex_;

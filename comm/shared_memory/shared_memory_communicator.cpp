@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "base/fnv1a.h"
 #include "comm/meeting/store_notices.h"
-#include "comm/shared_memory/control_block.h"
 #include "comm/shared_memory/rank_transfers.h"
 #include "comm/thread_communicator.h"
 
@@ -41,6 +40,27 @@ class SharedMemoryWork : public Work {
   int rank_;
   std::shared_ptr<GroupUse> use_;
   std::shared_ptr<SharedTransfers::Transfer> transfer_;
+};
+
+class SharedMessageWork : public Work {
+ public:
+  /// `receipt`: null for a send, which is over when it has started. `other`: the other rank.
+  SharedMessageWork(std::shared_ptr<GroupUse> use, std::shared_ptr<SharedMessages::Receipt> receipt, int rank,
+                    int other)
+      : rank_(rank), other_(other), use_(std::move(use)), receipt_(std::move(receipt)) {}
+
+  void wait() override {
+    check_not_forked(home_, rank_, "a message");
+    SharedMessages& messages = use_->group.messages();
+    return receipt_ ? messages.wait(*receipt_) : messages.check(other_);
+  }
+
+ private:
+  HomeProcess home_;
+  int rank_;
+  int other_;
+  std::shared_ptr<GroupUse> use_;
+  std::shared_ptr<SharedMessages::Receipt> receipt_;
 };
 
 class SharedMemoryCommunicator : public Communicator {
@@ -102,13 +122,25 @@ class SharedMemoryCommunicator : public Communicator {
     return std::make_unique<SharedMemoryWork>(use_, use_->group.start(std::move(call)), rank_in_job(rank()));
   }
 
+  std::unique_ptr<Work> start_message(MessageCall call) override {
+    SharedMessages& messages = use_->group.messages();
+    const int other = call.other();
+    std::shared_ptr<SharedMessages::Receipt> receipt;
+    if (call.is_send) {
+      messages.send(call);
+    } else {
+      receipt = messages.receive(std::move(call));
+    }
+    return std::make_unique<SharedMessageWork>(use_, std::move(receipt), rank_in_job(rank()), other);
+  }
+
   // The first rank of each group reserves the group's control block among the blocks that ranks share.
   std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t own,
                                           RankGroup group) override {
     const uint64_t id = fnv1a(fnv1a(fnv1a(kFnv1aStart, use_->group.id()), splits_++), uint64_t{own});
     const std::vector<int>& ranks = groups[own].ranks;
     const auto place = std::ranges::find(ranks, rank());
-    const auto bytes = static_cast<int64_t>(ControlBlock::bytes(static_cast<int>(ranks.size())));
+    const auto bytes = static_cast<int64_t>(SharedTransfers::control_bytes(static_cast<int>(ranks.size())));
     at::Tensor offset = at::zeros({1}, at::kLong);
     if (place == ranks.begin() && ranks.size() > 1) {
       const auto reserved = host().blocks->reserve(bytes, static_cast<int>(ranks.size()));

@@ -1,12 +1,9 @@
 #include "comm/shared_memory/shared_transfers.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "base/cores.h"
 #include "base/error.h"
 #include "base/fnv1a.h"
 #include "comm/nontemporal.h"
@@ -17,14 +14,6 @@ namespace zerorun {
 namespace {
 
 using std::chrono::milliseconds;
-
-// How long a wait spins before it sleeps. Ranks spin only if every thread of every rank has a core: otherwise
-// spinning would slow down the rank that is waited for. The spin is longer than a wake-up takes; with a
-// shorter spin two ranks would keep finding each other asleep, and every collective would cost a wake-up.
-std::chrono::microseconds spin_of(int world_size) {
-  const bool own = count_usable_cores() >= world_size * at::get_num_threads();
-  return std::chrono::microseconds(own ? 100 : 0);
-}
 
 void copy_bytes(const at::Tensor& to, int64_t slice, const void* from, size_t bytes) {
   copy_much(static_cast<char*>(to.mutable_data_ptr()) + static_cast<size_t>(slice) * bytes, from, bytes);
@@ -51,8 +40,13 @@ SharedTransfers::SharedTransfers(RankTransfers& rank, Group group, char* control
       group_(std::move(group)),
       control_(control, group_.rank, group_.ranks, rank.board()),
       timeout_(timeout),
-      spin_(spin_of(rank.board().world_size())),
+      messages_(rank, group_.id, group_.rank, group_.ranks,
+                control + ControlBlock::bytes(static_cast<int>(group_.ranks.size())), timeout),
       slices_(group_.ranks.size()) {}
+
+size_t SharedTransfers::control_bytes(int world_size) {
+  return ControlBlock::bytes(world_size) + MessageBlock::bytes(world_size);
+}
 
 bool SharedTransfers::await_readers(const Deadline& deadline) {
   for (const auto& transfer : std::vector(under_way_)) {
@@ -135,7 +129,7 @@ void SharedTransfers::lend(Transfer& transfer) {
 }
 
 bool SharedTransfers::advance_all() {
-  bool taken = false;
+  bool taken = messages_.advance();
   for (const auto& transfer : under_way_) {
     const bool before = transfer->taken;
     advance(*transfer);

@@ -14,6 +14,7 @@
 #include "comm/communicator.h"
 #include "comm/deadline.h"
 #include "comm/shared_memory/control_block.h"
+#include "comm/shared_memory/shared_messages.h"
 
 namespace zerorun {
 
@@ -44,8 +45,8 @@ class SharedTransfers {
     at::Tensor memory = {};  // of the control block, if this object keeps it
   };
 
-  /// `control` is the group's control block. `rank` has the transfers of this rank in all groups, and
-  /// outlives this object.
+  /// `control` is the group's control block, which has control_bytes(). `rank` has the transfers of this rank
+  /// in all groups, and outlives this object.
   SharedTransfers(RankTransfers& rank, Group group, char* control, std::chrono::milliseconds timeout);
 
   /// Posts the collective, and processes the input that other ranks have already posted.
@@ -53,7 +54,9 @@ class SharedTransfers {
   /// Returns when the output is complete and the input may be written again. Throws CommError.
   void wait(Transfer& transfer);
 
+  static size_t control_bytes(int world_size);
   uint64_t id() const { return group_.id; }
+  SharedMessages& messages() { return messages_; }
   /// Call this when nobody uses the group any more.
   void leave() { left_ = true; }
   /// Waits until other ranks have read this rank's input. Returns false if they have not by the deadline, or
@@ -62,19 +65,14 @@ class SharedTransfers {
 
   // The caller of the next three holds the mutex of RankTransfers.
 
-  /// Whether nobody uses the group, and every rank has read its input.
-  bool has_ended() const { return left_ && under_way_.empty(); }
+  /// Whether nobody uses the group, every rank has read its input, and no message is on the way.
+  bool has_ended() const { return left_ && under_way_.empty() && messages_.is_idle(); }
   bool has_started(Numbered which) const { return control_.has_posted(group_.rank, which); }
-  /// Does this rank's part of the collectives in flight. Returns whether the output of one is complete since.
+  /// Does this rank's part of the collectives and messages in flight. Returns whether one is complete since.
   bool advance_all();
 
  private:
   using Condition = bool (*)(const Transfer&);
-  /// The error that a wait will throw if it stays the same.
-  struct Stuck {
-    std::string error;
-    Deadline::Clock::time_point since;
-  };
 
   int world_size() const { return static_cast<int>(group_.ranks.size()); }
   int in_job(int rank) const { return group_.ranks[static_cast<size_t>(rank)]; }
@@ -89,12 +87,11 @@ class SharedTransfers {
   void take_share(const Transfer& transfer);
   void take_sum(const Transfer& transfer, int64_t own_offset);
   const char* lent_by(int rank, const Transfer& transfer) const;
-  bool waits_in_vain(const WaitInGroup& theirs) const;
 
   // These functions return the error that ends the wait, or an empty text.
   std::string wait_for(Transfer& transfer, Condition done, std::chrono::milliseconds timeout);
   std::string error_of_others(Transfer& transfer, Condition done, const Deadline& deadline);
-  std::string error_of_order(const Transfer& transfer, Stuck& stuck) const;
+  std::string suspicion_of_order(const Transfer& transfer) const;
 
   void await(Transfer& transfer, Condition done);
   bool reached(Transfer& transfer, Condition done);
@@ -109,7 +106,7 @@ class SharedTransfers {
   const Group group_;
   ControlBlock control_;
   const std::chrono::milliseconds timeout_;
-  const std::chrono::microseconds spin_;
+  SharedMessages messages_;
   std::array<uint64_t, kCollectiveKinds> next_{};
   bool left_ = false;
 

@@ -11,11 +11,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How often a waiting rank looks for ranks that have ended, or that wait for another collective.
-constexpr milliseconds kLook(250);
-// How long two ranks must have waited for different collectives before this is an error.
-constexpr milliseconds kCertain(1000);
-
 void remove(std::vector<int>& ranks, const auto& condition) {
   if (!std::ranges::all_of(ranks, condition)) std::erase_if(ranks, condition);
 }
@@ -31,27 +26,15 @@ void SharedTransfers::await(Transfer& transfer, Condition done) {
 
 std::string SharedTransfers::wait_for(Transfer& transfer, Condition done, milliseconds timeout) {
   if (reached(transfer, done)) return "";
-  all_.note_thread();
-  RankBoard& board = all_.board();
   const Deadline deadline(timeout);
-  Stuck stuck;
-  auto look = Deadline::Clock::now() + kLook;
-  board.say_waiting({.group = group_.id, .which = transfer.which}, transfer.call.label, transfer.call.reason);
-  for (;;) {
-    const uint32_t bell = board.bell();
-    if (reached(transfer, done)) break;
-    if (std::string error = disagreement_of(transfer); !error.empty()) return error;
-    const auto now = Deadline::Clock::now();
-    if (now >= look || now >= deadline.end()) {
-      std::string error = error_of_others(transfer, done, deadline);
-      if (error.empty()) error = error_of_order(transfer, stuck);
-      if (!error.empty()) return error;
-      look = now + kLook;
-    }
-    board.sleep(bell, spin_, std::min(kLook, deadline.remaining()));
-  }
-  board.say_waits_no_more();
-  return "";
+  return all_.wait({.what = {.group = group_.id, .which = transfer.which},
+                    .label = transfer.call.label,
+                    .reason = transfer.call.reason,
+                    .reached = [&] { return reached(transfer, done); },
+                    .error = [&] { return disagreement_of(transfer); },
+                    .error_of_others = [&] { return error_of_others(transfer, done, deadline); },
+                    .suspicion = [&] { return suspicion_of_order(transfer); }},
+                   deadline);
 }
 
 // Advances `transfer` first, then all others, because other ranks may wait for them.
@@ -84,21 +67,14 @@ std::string SharedTransfers::error_of_others(Transfer& transfer, Condition done,
   return missed_deadline(what, ranks, deadline.timeout()) + cause_elsewhere(ranks);
 }
 
-// The error if a rank that `transfer` needs waits for a collective that this rank has not started. Both then
-// wait for ever, unless one of them has another thread that starts what is missing. The state of the other
-// rank is read in parts, so the error must have been the same at several looks.
-std::string SharedTransfers::error_of_order(const Transfer& transfer, Stuck& stuck) const {
+// The error, if it stays, that a rank that `transfer` needs waits for something that this rank has not
+// started. Both then wait for ever, unless one of them has another thread that starts what is missing.
+std::string SharedTransfers::suspicion_of_order(const Transfer& transfer) const {
   const RankBoard& board = all_.board();
   if (board.is_threaded(in_job(group_.rank))) return "";
   std::vector<int> ranks = absent(transfer);
   std::erase_if(ranks, [&](int rank) { return board.is_threaded(in_job(rank)); });
-  std::string error = out_of_step(transfer, ranks);
-  const auto now = Deadline::Clock::now();
-  if (error.empty() || error != stuck.error) {
-    stuck = {std::move(error), now};
-    return "";
-  }
-  return now - stuck.since >= kCertain ? error : "";
+  return out_of_step(transfer, ranks);
 }
 
 // Returns the other ranks that have not posted. If this rank already has its output, returns those that have
@@ -125,21 +101,14 @@ std::vector<int> SharedTransfers::blamed(const Transfer& transfer, const std::ve
   if (transfer.taken) return ranks;
   remove(ranks, [&](int rank) {
     const auto theirs = board.waiting(in_job(rank));
-    return theirs && theirs->group == group_.id && has_started(theirs->which);
+    return theirs && !theirs->message && theirs->group == group_.id && has_started(theirs->which);
   });
   return ranks;
 }
 
-// Whether a wait of another rank needs a collective that this rank, which is in that group too, has not
-// started.
-bool SharedTransfers::waits_in_vain(const WaitInGroup& theirs) const {
-  const SharedTransfers* group = theirs.group == group_.id ? this : all_.find(theirs.group);
-  return group != nullptr && !group->has_started(theirs.which);
-}
-
-// Returns the error if a rank in `absent` waits for a collective, of this group or of another one, that this
-// rank has not started, or if another collective in flight has a disagreement. Returns an empty text
-// otherwise.
+// Returns the error if a rank in `absent` waits for a collective or message, of this group or of another one,
+// that this rank has not started, or if another collective in flight has a disagreement. Returns an empty
+// text otherwise.
 std::string SharedTransfers::out_of_step(const Transfer& transfer, const std::vector<int>& absent) const {
   std::lock_guard lock(all_.mutex());
   for (const auto& other : under_way_) {
@@ -149,7 +118,7 @@ std::string SharedTransfers::out_of_step(const Transfer& transfer, const std::ve
   const RankBoard& board = all_.board();
   for (const int rank : in_job(absent)) {
     const auto theirs = board.waiting(rank);
-    if (!theirs || !waits_in_vain(*theirs)) continue;
+    if (!theirs || !all_.is_awaited(*theirs)) continue;
     return describe_disagreement(in_job(group_.rank), describe(transfer.call), rank,
                                  board.words_of_wait(rank));
   }
@@ -166,16 +135,14 @@ std::string SharedTransfers::words_of_ended(const std::vector<int>& ranks) const
          processes + ")";
 }
 
-// What the first of `ranks`, numbers in the job, did in another group instead: it has failed there, or waits.
+// What the first of `ranks`, numbers in the job, did in another group, or with a message, instead: it has
+// failed there, or waits.
 std::string SharedTransfers::cause_elsewhere(const std::vector<int>& ranks) const {
   const RankBoard& board = all_.board();
   for (const int rank : ranks) {
     const auto wait = board.waiting(rank);
-    if (!wait || wait->group == group_.id) continue;
-    const std::string name = "; rank " + std::to_string(rank);
-    if (board.has_failed(rank)) return name + " had failed before: " + board.failure(rank);
-    const std::string words = board.words_of_wait(rank);
-    if (words != kNoWait) return name + " waits for " + words;
+    if (!wait || (wait->group == group_.id && !wait->message)) continue;
+    if (std::string words = all_.doings_of(rank); !words.empty()) return words;
   }
   return "";
 }

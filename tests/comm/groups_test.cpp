@@ -1,9 +1,11 @@
 // Tests groups of ranks that are processes, over Gloo and shared memory: the bits of a world of the group's
 // size, progress in one group while a rank waits in another, and errors that name the group, its ranks as
 // numbers in the job, and what happened in another group.
+#include <sys/wait.h>
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
+#include <csignal>
 #include <set>
 #include <thread>
 
@@ -151,6 +153,46 @@ TEST_CASE("groups: a rank that waits for one that failed in another group is tol
                    Contains("rank 1 had failed before: all_reduce of bucket 3 in the data group") &&
                    Contains("rank 3"));
     CHECK(endings[0].seconds < 10);
+  }
+}
+
+TEST_CASE("groups: a rank that is killed is named at once, with the group that waits for it") {
+  for (const char* transport : kOverBoth) {
+    INFO(transport);
+    const std::string over = transport;
+    // Process 0 is rank 3, because run_processes() waits for process 0 first.
+    const testing::ConnectedRanks ranks{.transport = transport, .count = 4, .first_rank = 3};
+    const auto endings = run_connected(ranks, [](auto& world, int rank) -> std::string {
+      const Mesh mesh(world, kTwoByTwo);  // data: 0 2, 1 3; tensor: 0 1, 2 3
+      world->barrier("the start")->wait();
+      if (rank == 3) {
+        sleep_ms(500);
+        raise(SIGKILL);
+      }
+      try {
+        at::Tensor value = at::ones({4});
+        if (rank == 1) meet(mesh.data(), "bucket 3");
+        if (rank == 2) mesh.along(MeshAxis::tensor).receive(value, 1, "activations")->wait();
+        if (rank == 0) world->barrier("the end")->wait();
+      } catch (const CommError&) {
+        sleep_ms(1500);  // a rank that has ended would be named by the others
+        throw;
+      }
+      return "went through";
+    });
+    CHECK(WIFSIGNALED(endings[0].status));
+    const std::string killed =
+        over == "shm" ? "rank 3 has ended (process " : "lost the connection to rank 3, ";
+    CHECK_THAT(endings[1].text, StartsWith("CommError: barrier of the end: " + killed));
+    CHECK_THAT(endings[2].text, StartsWith("CommError: all_reduce of bucket 3 in the data group at tensor 1 "
+                                           "(ranks 1, 3): " +
+                                           killed));
+    CHECK_THAT(
+        endings[3].text,
+        StartsWith("CommError: receive of activations in the tensor group at data 1 (ranks 2, 3) (message "
+                   "1 from rank 3 to rank 2): " +
+                   killed));
+    for (int index = 1; index < 4; ++index) CHECK(endings[index].seconds - endings[0].seconds < 6);
   }
 }
 

@@ -21,10 +21,11 @@ if(ZERORUN_WITH_CUDA)
     LIBRARIES zerorun_comm zerorun_nccl)
 
   zerorun_test(nccl_requests_test TORCH LABELS unit
-    SOURCES nccl_requests_test.cpp fake_cuda.cpp fake_nccl.cpp ${PROJECT_SOURCE_DIR}/cuda/cuda_check.cpp
+    SOURCES nccl_messages_test.cpp nccl_requests_test.cpp fake_cuda.cpp fake_nccl.cpp ${PROJECT_SOURCE_DIR}/cuda/cuda_check.cpp
             ${PROJECT_SOURCE_DIR}/cuda/cuda_memory.cpp ${PROJECT_SOURCE_DIR}/cuda/current_gpu.cpp
             ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_calls.cpp
             ${PROJECT_SOURCE_DIR}/cuda/nccl_comms.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_memory.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_messages.cpp
             ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp ${PROJECT_SOURCE_DIR}/cuda/store_courier.cpp
             ${PROJECT_SOURCE_DIR}/cuda/stream_probe.cpp
     LIBRARIES zerorun_comm ${TORCH_DIR}/lib/libc10_cuda.so)

@@ -32,6 +32,11 @@ class HostUses : public Communicator {
     report(call.output, true);
     return forward(*inner_, call);
   }
+  std::unique_ptr<Work> start_message(MessageCall call) override {
+    recording_->checker.use_by_host(call.tensor.const_data_ptr(), call.tensor.nbytes(), !call.is_send,
+                                    call.label);
+    return forward(*inner_, call, call.tensor);
+  }
 
   std::shared_ptr<Communicator> inner_;
   Recording* recording_;
@@ -138,6 +143,29 @@ TEST_CASE("staged: a stream that does not wait for a collective is noticed") {
     staged.device().zero(tensor);
   });
   CHECK(count_violations(recordings) == 2);
+}
+
+TEST_CASE("staged: messages have the sender's values, and a send does not wait for its receiver") {
+  std::vector<Recording> recordings(2);
+  std::vector<at::Tensor> received(4);
+  run_staged(recordings, [&](Communicator& staged, Streams&) {
+    const int rank = staged.rank();
+    for (int round = 0; round < 2; ++round) {
+      const at::Tensor mine = on_device(staged, numbers(10 * round + rank, 100));
+      staged.send(mine, 1 - rank, "values")->wait();
+      staged.device().zero(mine);
+    }
+    for (int round = 0; round < 2; ++round) {
+      const at::Tensor theirs = on_device(staged, numbers(0, 100));
+      staged.receive(theirs, 1 - rank, "values")->wait();
+      received[2 * rank + round] = theirs.clone();
+    }
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int round = 0; round < 2; ++round)
+      CHECK(torch::equal(received[2 * rank + round], numbers(10 * round + 1 - rank, 100)));
+  }
+  CHECK(count_violations(recordings) == 0);
 }
 
 TEST_CASE("staged: repeated collectives allocate nothing") {

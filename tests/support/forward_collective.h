@@ -1,7 +1,8 @@
-// Passes a collective on to another communicator, for communicators that wrap one.
+// Passes a collective or a message on to another communicator, for communicators that wrap one.
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "comm/communicator.h"
 
@@ -22,6 +23,12 @@ inline std::unique_ptr<Work> forward(Communicator& communicator, const Collectiv
       break;
   }
   return communicator.barrier(call.label);
+}
+
+/// Likewise a message, of `tensor`.
+inline std::unique_ptr<Work> forward(Communicator& communicator, const MessageCall& call, at::Tensor tensor) {
+  return call.is_send ? communicator.send(std::move(tensor), call.receiver, call.label)
+                      : communicator.receive(std::move(tensor), call.sender, call.label);
 }
 
 /// A collective that was complete when it was started.

@@ -40,6 +40,51 @@ std::unique_ptr<Work> StagedCommunicator::start(CollectiveCall call) {
   return std::make_unique<Done>();
 }
 
+namespace {
+
+// A receive: copies the message from host memory to the device's tensor.
+class StagedReceive : public Work {
+ public:
+  StagedReceive(Device& device, at::Tensor tensor, at::Tensor on_host, std::unique_ptr<Work> work)
+      : device_(device), tensor_(std::move(tensor)), on_host_(std::move(on_host)), work_(std::move(work)) {}
+
+  void wait() override {
+    work_->wait();
+    if (tensor_.numel() == 0) return;
+    Event copied;
+    Streams& streams = device_.streams();
+    device_.copy(tensor_.view({-1}), on_host_);
+    streams.record(copied, streams.current());
+    streams.await(copied, std::chrono::minutes(1), "the copy of a message");
+  }
+
+ private:
+  Device& device_;
+  at::Tensor tensor_;
+  at::Tensor on_host_;
+  std::unique_ptr<Work> work_;
+};
+
+}  // namespace
+
+std::unique_ptr<Work> StagedCommunicator::start_message(MessageCall call) {
+  if (call.tensor.device() != device().location()) return forward(*control_, call, call.tensor);
+  const at::Tensor values = call.tensor.view({-1});
+  at::Tensor on_host = device().allocate_on_host(values.numel(), values.scalar_type());
+  if (!call.is_send) {
+    auto work = forward(*control_, call, on_host);
+    return std::make_unique<StagedReceive>(device(), call.tensor, std::move(on_host), std::move(work));
+  }
+  if (values.numel() > 0) {
+    Event copied;
+    Streams& streams = device().streams();
+    device().copy(on_host, values);
+    streams.record(copied, streams.current());
+    streams.await(copied, timeout(), "the copy to the host for send of " + call.label);
+  }
+  return forward(*control_, call, on_host);
+}
+
 void StagedCommunicator::close_group(bool abandoned) {
   grouping_ = false;
   for (const CollectiveCall& call : std::exchange(held_back_, {})) {

@@ -42,6 +42,9 @@ class StagedCommunicator : public Communicator {
   };
 
   std::unique_ptr<Work> start(CollectiveCall call) override;
+  /// A send waits for its copy to the host, but not for its receiver. A receive copies in wait(), on the
+  /// stream that is current then.
+  std::unique_ptr<Work> start_message(MessageCall call) override;
   void open_group() override { grouping_ = true; }
   void close_group(bool abandoned) override;
 
