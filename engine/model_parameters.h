@@ -42,8 +42,8 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
 
 /// Copies `root`'s values to all ranks.
 void broadcast_tensor(const NamedTensor& tensor, int root, Communicator& communicator);
-/// Moves model.unbucketed and model.unsaved to the rank's device, converts them, and copies rank 0's values to all ranks.
-/// Returns why rank 0 could not compute deferred values, as Buckets::unfilled().
+/// Moves model.unbucketed and model.unsaved to the rank's device, converts them, and copies rank 0's values
+/// to all ranks. Returns why rank 0 could not compute deferred values, as Buckets::unfilled().
 Failure broadcast_others(const ModelParameters& model, Communicator& communicator);
 
 }  // namespace zerorun
