@@ -26,10 +26,9 @@ ALLOWED = {
     ("lightning_loop.py", "fabric"): 1e-6, ("lightning_loop.py", "trainer"): 1e-6,
 }
 CASES = [(program, str(stage), kind) for program, kind in ALLOWED for stage in STAGES if kind != "bf16" or stage > 1]
-# What every change runs, and those of it that run in the same ranks; the others run with ZERORUN_TEST_ALL.
-TOGETHER = [("accelerate_loop.py", "2", "fp32"), ("peft_loop.py", "2", "not_reentrant"), ("trainer_loop.py", "3", "llama"),
-            ("trl_loop.py", "3", "dpo"), ("two_engines.py", "2", "gan")]
-QUICK = [*TOGETHER, ("launched.py", "2", "fp32")]
+# What every change runs, in the same ranks; the others run with ZERORUN_TEST_ALL.
+QUICK = [("launched.py", "2", "fp32"), ("accelerate_loop.py", "2", "fp32"), ("peft_loop.py", "2", "not_reentrant"),
+         ("trainer_loop.py", "3", "llama"), ("trl_loop.py", "3", "dpo"), ("two_engines.py", "2", "gan")]
 # The cases in which DeepSpeed 0.19.8 does not train as plain torch does, and why.
 WRONG_IN_DEEPSPEED = {
     ("two_engines.py", "3", "gan"): "trains the discriminator with what the generator's loss has left in it",
@@ -48,7 +47,7 @@ def run(case, folder, corpus, variables):
     out = _out(case, folder)
     launcher = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port"]
     if program == "launched.py" and stage != "plain":
-        launcher = ["accelerate.commands.launch", "--config_file", str(_yaml(out, stage, kind)), "--main_process_port"]
+        launcher = _accelerate(case, folder)
     done = _start(launcher, _command(case, folder, corpus), folder, variables)
     if done.returncode != 0 and not (out.exists() and variables.get("MAY_ABORT")):
         raise RuntimeError(f"exit code {done.returncode} of {' '.join(case)}\n{done.stdout[-8000:]}")
@@ -56,14 +55,20 @@ def run(case, folder, corpus, variables):
 
 
 def run_together(cases, folder, corpus, variables):
-    """Runs cases that torchrun starts one after the other in the same ranks. Returns what run() returns, by case."""
+    """Runs cases one after the other in the same ranks, which `accelerate launch` starts as for launched.py, the first. Returns what run()
+    returns, by case."""
     words = [str(FRAMEWORKS / "together.py")]
     for number, case in enumerate(cases):
         words += ["--"] * (number > 0) + _command(case, folder, corpus)
-    done = _start(["torch.distributed.run", "--nproc_per_node", "2", "--master_port"], words, folder, variables)
+    done = _start(_accelerate(cases[0], folder), words, folder, variables)
     if done.returncode != 0:
         raise RuntimeError(f"exit code {done.returncode} of {' '.join(words)}\n{done.stdout[-8000:]}")
     return {case: _found(_out(case, folder)) for case in cases}
+
+
+def _accelerate(case, folder):
+    _, stage, kind = case
+    return ["accelerate.commands.launch", "--config_file", str(_yaml(_out(case, folder), stage, kind)), "--main_process_port"]
 
 
 def _out(case, folder):

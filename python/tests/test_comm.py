@@ -1,12 +1,15 @@
 """torch.distributed as zerorun.comm joins it: where its store listens, its variables, and forked children."""
 
 import pytest
-from launch import ALL, run
+from launch import ALL, run, run_several
 from zerorun import UserError, comm
 
 
-def test_the_store_listens_only_where_ranks_need_it():
-    run("torch_store.py", ranks=2)
+def test_a_forked_child_ends_and_the_store_listens_only_where_ranks_need_it():
+    run_several([("forked.py",), ("torch_store.py",)], timeout=120)
+
+
+def test_the_store_of_torchrun_listens_only_where_ranks_need_it():
     run("torch_store.py", ranks=2, kind="torchrun")
 
 
@@ -37,9 +40,9 @@ def test_empty_variables_count_as_unset(monkeypatch):
         comm._variable("ZERORUN_TIMEOUT", 600.0)
 
 
-@pytest.mark.parametrize("ranks", [1, 2] if ALL else [2])
-def test_a_forked_child_ends(ranks):
-    run("forked.py", ranks=ranks, timeout=60)
+@pytest.mark.skipif(not ALL, reason="scripts/test_python --all")
+def test_a_forked_child_of_one_rank_ends():
+    run("forked.py", ranks=1, timeout=60)
 
 
 def test_the_process_group_ends_with_the_program():

@@ -7,15 +7,11 @@ import sys
 
 import pytest
 import torch
-from launch import environment, run, run_several
+from launch import environment, run_several
 from small import config
 
 import zerorun
 from zerorun import as_deepspeed, zero_to_fp32
-
-
-def posing(program, *arguments, **more):
-    return run(program, *arguments, kind="zerorun as deepspeed", **more)
 
 
 def test_objects(tmp_path):
@@ -39,16 +35,6 @@ def test_objects(tmp_path):
     assert written[-1] == "pytorch_model.bin.index.json" and len(written) > 2 and is_whole(tmp_path / "sharded")
     zero_to_fp32.main([str(folders[3]), str(tmp_path / "safe"), "--safe_serialization"])
     assert (tmp_path / "safe" / "model.safetensors").exists()
-
-
-def test_accelerate_and_transformers(tmp_path):
-    """Ranks that Accelerate takes for the only one are refused. Then, in the same ranks, all save a model of transformers."""
-    output = run_several([("alone_in_accelerate.py",), ("saved_by_all.py", tmp_path, "shared")], kind="zerorun as deepspeed")
-    assert output.count("refused: initialize(): Accelerate takes this rank for the only one, but there are 2") == 2
-    assert output.count("engine: zerorun.engine 2") == 2  # with the name of the backend
-    first, second = ((tmp_path / rank / "model.safetensors").read_bytes() for rank in "01")
-    assert first == second and len(first) > 40_000
-    posing("saved_by_all.py", tmp_path, "alone", options=["--comm", "gloo"])
 
 
 @pytest.mark.parametrize("optimizer", ["DeepSpeedCPUAdagrad", "DeepSpeedCPULion", "FusedLion", "FusedLamb"])

@@ -1,18 +1,17 @@
-"""Ctrl-C in scopes, and destroy() while the engine is in use."""
+"""Ctrl-C at any time of training, in scopes, and destroy() while the engine is in use."""
 
 import threading
 import time
 
 import pytest
 import torch
-from launch import run
+from launch import run_several
 from small import loss_of, make, step
 from zerorun import UserError
 
 
-@pytest.mark.parametrize("kind", ["with", "around"])
-def test_ctrl_c_in_a_scope(kind):
-    run("interrupted_scopes.py", kind, ranks=1, timeout=120)
+def test_ctrl_c_at_any_time():
+    run_several([("interrupted.py", "one"), ("interrupted_scopes.py", "with"), ("interrupted_scopes.py", "around")], ranks=1)
 
 
 @pytest.mark.parametrize("stage", [1, 3])

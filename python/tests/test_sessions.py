@@ -15,10 +15,6 @@ def test_spawned_workers():
     run("spawned.py", ranks=1)
 
 
-def test_ctrl_c_at_any_time():
-    run("interrupted.py", "one", ranks=1)
-
-
 @pytest.mark.parametrize("where, ranks", [("backward", "0,1"), ("step", "1")])
 def test_ctrl_c_on_two_ranks(where, ranks):
     """Ranks end at once, though others may wait for them. 130: the launcher's exit code for SIGINT."""

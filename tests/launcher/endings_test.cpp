@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -11,6 +12,7 @@
 using Catch::Matchers::Contains;
 using zerorun::testing::Launched;
 using zerorun::testing::Result;
+using zerorun::testing::Setup;
 
 namespace {
 
@@ -55,11 +57,12 @@ TEST_CASE("a rank that ends with success before it joins is named at once, if an
   job.wait_until_nothing_is_left();
 
   // It has not begun to join, has joined, or waits for fewer ranks than the job has.
+  std::vector<std::unique_ptr<Launched>> fine;
   for (const std::string& state : {std::string(), shows("2", "2"), shows("1", "1")}) {
-    Launched fine(
-        {.options = {"--num_gpus", "2"}, .script = "[ $RANK = 1 ] && exit 0; " + state + "sleep 2"});
-    CHECK(fine.finish(kEndDeadline + 2).exit_code == 0);
+    fine.push_back(std::make_unique<Launched>(
+        Setup{.options = {"--num_gpus", "2"}, .script = "[ $RANK = 1 ] && exit 0; " + state + "sleep 2"}));
   }
+  for (const auto& one : fine) CHECK(one->finish(kEndDeadline + 2).exit_code == 0);
 }
 
 TEST_CASE("a rank killed by a signal is reported in words") {

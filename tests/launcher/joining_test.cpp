@@ -167,12 +167,15 @@ TEST_CASE("a launcher that joins says why it is not the first one") {
 }
 
 TEST_CASE("a launcher that joins waits for a name to become known, and then says that it is not") {
+  std::vector<std::unique_ptr<Launched>> jobs;
+  const auto start = std::chrono::steady_clock::now();
   for (const bool numbered : {false, true}) {
     Setup one = setup({"--rdzv_endpoint", "nope.invalid", "--timeout", "2"}, "true");
     if (numbered) one.options.insert(one.options.end(), {"--node_rank", "1"});
-    Launched job(one);
-    const auto start = std::chrono::steady_clock::now();
-    const Result result = job.finish();
+    jobs.push_back(std::make_unique<Launched>(one));
+  }
+  for (const auto& job : jobs) {
+    const Result result = job->finish();
     CHECK(std::chrono::steady_clock::now() - start > std::chrono::milliseconds(1500));
     CHECK(result.exit_code == 1);
     CHECK_THAT(result.err, Contains("nope.invalid:29500: ") && Contains("this host does not know the name") &&

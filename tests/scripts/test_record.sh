@@ -27,6 +27,7 @@ make_program() {
 }
 for script in setup build wheel; do make_program "$checkout/scripts/$script" 'exit 0'; done
 make_program "$scratch/bin/python" 'cat >/dev/null' "echo cp311 yes yes $scratch/bin/python"
+# shellcheck disable=SC2016 # for the programs
 # Both programs write that $RAN tests have run, and end with $STATUS; or they end without that.
 make_program "$scratch/bin/ctest" '[[ -z ${KILLED:-} ]] || kill -KILL $$' '[[ -z ${SLOW:-} ]] || sleep 60' \
   'while [[ $1 != *junit* ]]; do shift; done' \

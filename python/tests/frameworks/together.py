@@ -1,5 +1,6 @@
 """Runs programs of this folder one after the other in the same ranks, as loading the frameworks takes longer than most of them:
-together.py PROGRAM ARGUMENT... [-- PROGRAM ARGUMENT...]... In between it drops what Accelerate and transformers keep of a program."""
+together.py PROGRAM ARGUMENT... [-- PROGRAM ARGUMENT...]... After each it drops what Accelerate and transformers keep of a program, and after
+the first the variables of `accelerate launch`."""
 
 import os
 import runpy
@@ -14,7 +15,7 @@ for word in sys.argv[1:]:
         lists.append([])
     else:
         lists[-1].append(word)
-variables = dict(os.environ)
+variables = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
 for arguments in lists:
     sys.argv = arguments
     runpy.run_path(arguments[0], run_name="__main__")

@@ -1,5 +1,5 @@
-"""Whole gradients beside plain torch's, state_dicts saved by one rank alone, and copies of the model, at every stage on all
-ranks of this job: whole_values.py FOLDER"""
+"""Whole gradients beside plain torch's, state_dicts saved by one rank alone, and copies of the model, on all ranks of
+this job: whole_values.py FOLDER STAGE,..."""
 
 import contextlib
 import copy
@@ -177,14 +177,9 @@ def state_dicts_are_saved_by_one_rank(stage):
     engine.module.load_state_dict(copied)
 
 
-for stage in range(4):
-    gradients_are_whole(stage, "fp32")
-    if stage in (1, 3):
-        gradients_are_whole(stage, "bf16")
-    gradients_are_set(stage, "fp32")
+for stage in map(int, sys.argv[2].split(",")):
+    for precision in ("fp32", *{1: ["bf16"], 2: ["fp16"], 3: ["bf16"]}.get(stage, [])):
+        gradients_are_whole(stage, precision)
+        gradients_are_set(stage, precision)
     state_dicts_are_saved_by_one_rank(stage)
     copies_are_plain_models(stage)
-for stage in (1, 3):
-    gradients_are_set(stage, "bf16")
-gradients_are_set(2, "fp16")
-gradients_are_whole(2, "fp16")
