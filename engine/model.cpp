@@ -18,6 +18,7 @@ Model::NamedTensors defined(const torch::OrderedDict<std::string, at::Tensor>& t
 Model model_of(torch::nn::Module& module) {
   return {.parameters = defined(module.named_parameters()),
           .buffers = defined(module.named_buffers()),
+          .unsaved_buffers = {},
           .is_training = [&module] { return module.is_training(); },
           .set_training = [&module](bool trains) { module.train(trains); }};
 }

@@ -74,6 +74,8 @@ struct WithoutGil {
 using EngineClass = pybind11::class_<CoreEngine, std::unique_ptr<CoreEngine, WithoutGil>>;
 
 void bind_engine(pybind11::module_& module);
+/// Binds what starts an engine, and what comes before it.
+void bind_starting(pybind11::module_& module);
 /// Binds what Python asks of an engine and its config.
 void bind_facts(EngineClass& engine);
 /// Binds what a checkpoint has.
