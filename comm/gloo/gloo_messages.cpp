@@ -220,16 +220,7 @@ class GlooMessages::Receipt : public Work {
   }
 
   void wait() override {
-    const Deadline deadline(messages_->links_->timeout);
-    {
-      std::lock_guard lock(messages_->mutex_);
-      messages_->waiting_.insert(this);
-    }
-    const std::string failure = failure_of(deadline);
-    {
-      std::lock_guard lock(messages_->mutex_);
-      messages_->waiting_.erase(this);
-    }
+    const std::string failure = failure_of(Deadline(messages_->links_->timeout));
     over_ = true;
     if (!failure.empty()) messages_->fail(call_, failure);
   }
@@ -240,7 +231,21 @@ class GlooMessages::Receipt : public Work {
   }
 
  private:
+  // While it exists, a disagreement on another message ends the wait.
+  struct Waiting {
+    explicit Waiting(const Receipt& own) : receipt(own) {
+      std::lock_guard lock(receipt.messages_->mutex_);
+      receipt.messages_->waiting_.insert(&receipt);
+    }
+    ~Waiting() {
+      std::lock_guard lock(receipt.messages_->mutex_);
+      receipt.messages_->waiting_.erase(&receipt);
+    }
+    const Receipt& receipt;
+  };
+
   std::string failure_of(const Deadline& deadline) {
+    const Waiting waiting(*this);
     messages_->check();
     if (std::string failure = transfers_.their_header.await(deadline.remaining()); !failure.empty())
       return failure;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/process.h"
@@ -22,8 +23,8 @@ namespace zerorun {
 /// there is none.
 struct RankWait {
   WaitInGroup what;
-  std::string label;  // for the board
-  std::string reason;
+  std::string_view label;  // for the board
+  std::string_view reason;
   std::function<bool()> reached;                 // does this rank's part
   std::function<std::string()> error;            // looked for at each wake-up
   std::function<std::string()> error_of_others;  // looked for now and then

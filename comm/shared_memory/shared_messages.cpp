@@ -35,10 +35,7 @@ void SharedMessages::send(const MessageCall& call) {
     all_.advance_all();
     return has_room_for(call);
   };
-  if (const std::string error = wait_for(call, room); !error.empty()) {
-    all_.board().say_failed(error);
-    throw CommError(error);
-  }
+  throw_if(wait_for(call, room));
   Sent sent{.number = call.number, .bytes = call.bytes(), .block = {}};
   if (sent.bytes > 0) {
     sent.block = all_.scratch().take(call.bytes());
@@ -66,18 +63,18 @@ std::shared_ptr<SharedMessages::Receipt> SharedMessages::receive(MessageCall cal
 }
 
 void SharedMessages::wait(Receipt& receipt) {
-  const std::string error = wait_for(receipt.call, [&] {
+  throw_if(wait_for(receipt.call, [&] {
     const std::lock_guard lock(all_.mutex());
     all_.advance_all();
     return receipt.done;
-  });
-  if (error.empty()) return;
-  all_.board().say_failed(error);
-  throw CommError(error);
+  }));
 }
 
 void SharedMessages::check(int other) {
-  const std::string error = disagreement(other);
+  throw_if(disagreement(other));
+}
+
+void SharedMessages::throw_if(const std::string& error) const {
   if (error.empty()) return;
   all_.board().say_failed(error);
   throw CommError(error);
@@ -169,8 +166,9 @@ bool SharedMessages::is_awaited(const MessageWait& theirs) const {
 std::string SharedMessages::wait_for(const MessageCall& call, const std::function<bool()>& reached) const {
   if (reached()) return "";
   const Deadline deadline(timeout_);
+  const std::string words = describe(call, ranks_);
   return all_.wait({.what = {.group = group_, .which = {}, .message = wait_of(call)},
-                    .label = describe(call, ranks_),
+                    .label = words,
                     .reason = "",
                     .reached = reached,
                     .error = [&] { return disagreement(call.other()); },

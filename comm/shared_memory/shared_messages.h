@@ -64,6 +64,7 @@ class SharedMessages {
     std::deque<std::shared_ptr<Receipt>> expected;
   };
 
+  void throw_if(const std::string& error) const;
   bool has_room_for(const MessageCall& call) const;
   bool advance_receives(int other);
   void free_received(int other);

@@ -1,5 +1,6 @@
 // How a rank waits for collectives in shared memory, and the errors that end a wait.
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "base/error.h"
@@ -27,13 +28,17 @@ void SharedTransfers::await(Transfer& transfer, Condition done) {
 std::string SharedTransfers::wait_for(Transfer& transfer, Condition done, milliseconds timeout) {
   if (reached(transfer, done)) return "";
   const Deadline deadline(timeout);
+  const auto is_reached = [&] { return reached(transfer, done); };
+  const auto error = [&] { return disagreement_of(transfer); };
+  const auto error_of_rank = [&] { return error_of_others(transfer, done, deadline); };
+  const auto suspicion = [&] { return suspicion_of_order(transfer); };
   return all_.wait({.what = {.group = group_.id, .which = transfer.which},
                     .label = transfer.call.label,
                     .reason = transfer.call.reason,
-                    .reached = [&] { return reached(transfer, done); },
-                    .error = [&] { return disagreement_of(transfer); },
-                    .error_of_others = [&] { return error_of_others(transfer, done, deadline); },
-                    .suspicion = [&] { return suspicion_of_order(transfer); }},
+                    .reached = std::ref(is_reached),  // a reference needs no memory of its own
+                    .error = std::ref(error),
+                    .error_of_others = std::ref(error_of_rank),
+                    .suspicion = std::ref(suspicion)},
                    deadline);
 }
 

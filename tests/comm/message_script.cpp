@@ -155,11 +155,11 @@ class MessageScript {
 
 at::Tensor message_values(int sender, int receiver, int64_t number, int64_t numel, at::ScalarType dtype) {
   at::Tensor tensor = at::empty({numel}, at::TensorOptions().dtype(dtype));
-  auto* bytes = static_cast<uint8_t*>(tensor.mutable_data_ptr());
-  uint64_t state = static_cast<uint64_t>(number * 10'000 + sender * 100 + receiver + 1);
-  for (size_t i = 0; i < tensor.nbytes(); ++i) {
-    if (i % 8 == 0) state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-    bytes[i] = static_cast<uint8_t>(state >> (8 * (i % 8)));
+  auto* bytes = static_cast<char*>(tensor.mutable_data_ptr());
+  uint64_t word = static_cast<uint64_t>(number * 10'000 + sender * 100 + receiver + 1);
+  for (size_t begin = 0; begin < tensor.nbytes(); begin += sizeof word) {
+    word = word * 6364136223846793005ULL + 1442695040888963407ULL;
+    std::memcpy(bytes + begin, &word, std::min(sizeof word, tensor.nbytes() - begin));
   }
   return tensor;
 }
