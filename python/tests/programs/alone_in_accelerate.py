@@ -20,3 +20,5 @@ for backend in (None, [InitProcessGroupKwargs(backend="gloo")]):
         print("engine:", type(model).__module__, accelerator.num_processes, flush=True)
     except RuntimeError as error:
         print("refused:", error, flush=True)
+AcceleratorState._reset_state(reset_partial_state=True)  # for the next program in these ranks
+del os.environ["ACCELERATE_USE_DEEPSPEED"]
