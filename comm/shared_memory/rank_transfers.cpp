@@ -68,7 +68,10 @@ std::string RankTransfers::wait(const RankWait& wait, const Deadline& deadline) 
   std::string suspicion;
   Deadline::Clock::time_point suspected;
   auto look = Deadline::Clock::now() + kLook;
-  board().say_waiting(wait.what, wait.label, wait.reason);
+  {
+    std::lock_guard lock(mutex_);  // other threads of this rank say there what they wait for
+    board().say_waiting(wait.what, wait.label, wait.reason);
+  }
   for (;;) {
     const uint32_t bell = board().bell();
     if (wait.reached()) break;

@@ -10,12 +10,14 @@
 
 #include "base/error.h"
 #include "tests/comm/collective_script.h"
+#include "tests/support/expectations.h"
 #include "tests/support/rank_threads.h"
 
 namespace zerorun {
 namespace {
 
 using Catch::Matchers::Contains;
+using testing::expect;
 using testing::run_ranks;
 
 std::string refusal_of(const MeshSizes& sizes, int world_size) {
@@ -56,14 +58,15 @@ TEST_CASE("mesh: each rank has a communicator along each axis; one that spans al
   run_ranks(4, [](std::shared_ptr<Communicator> world) {
     const Mesh mesh(world, {.data = 2, .tensor = 2});
     const int rank = world->rank();
-    CHECK(mesh.data().group_of_ranks().ranks == std::vector<int>{rank % 2, rank % 2 + 2});
-    CHECK(mesh.data().group_of_ranks().name == "data group at tensor " + std::to_string(rank % 2));
-    CHECK(mesh.data().rank() == mesh.coordinates().data);
-    CHECK(mesh.along(MeshAxis::tensor).rank() == mesh.coordinates().tensor);
-    CHECK(mesh.along(MeshAxis::pipeline).world_size() == 1);
+    expect(mesh.data().group_of_ranks().ranks == std::vector<int>{rank % 2, rank % 2 + 2},
+           "the group's ranks");
+    expect(mesh.data().group_of_ranks().name == "data group at tensor " + std::to_string(rank % 2),
+           "its name");
+    expect(mesh.data().rank() == mesh.coordinates().data, "the rank in it");
+    expect(mesh.along(MeshAxis::tensor).rank() == mesh.coordinates().tensor, "the rank in the tensor group");
+    expect(mesh.along(MeshAxis::pipeline).world_size() == 1, "one rank along pipeline");
     const Mesh flat(world);
-    CHECK(&flat.data() == world.get());
-    CHECK(flat.sizes().data == 4);
+    expect(&flat.data() == world.get() && flat.sizes().data == 4, "the world is the data group");
   });
 }
 
@@ -72,7 +75,8 @@ TEST_CASE("mesh: collectives of groups of threads have the bits of a world of th
     const Mesh mesh(world, {.data = 3, .tensor = 2});
     for (const MeshAxis axis : {MeshAxis::data, MeshAxis::tensor, MeshAxis::pipeline}) {
       Communicator& group = mesh.along(axis);
-      CHECK(testing::run_collective_script(group) == testing::script_success(group.world_size()));
+      const std::string found = testing::run_collective_script(group);
+      expect(found == testing::script_success(group.world_size()), found);
     }
   });
 }
@@ -108,23 +112,24 @@ TEST_CASE("mesh: a large all-reduce counts as the two collectives that it is mad
     world->volume().reset();
     at::Tensor large = at::ones({kLargeSum});  // 4 bytes each
     group.all_reduce(large, "sum")->wait();
-    CHECK(group.volume().elements(Collective::reduce_scatter) == kLargeSum / 2);
-    CHECK(group.volume().elements(Collective::all_gather) == kLargeSum / 2);
-    CHECK(group.volume().elements(Collective::all_reduce) == 0);
-    CHECK(world->volume().elements(Collective::reduce_scatter) == 0);
+    expect(group.volume().elements(Collective::reduce_scatter) == kLargeSum / 2, "what reduce_scatter sends");
+    expect(group.volume().elements(Collective::all_gather) == kLargeSum / 2, "what all_gather sends");
+    expect(group.volume().elements(Collective::all_reduce) == 0, "nothing else is counted");
+    expect(world->volume().elements(Collective::reduce_scatter) == 0, "nothing is counted for the world");
   });
 }
 
 TEST_CASE("mesh: a split must place every rank in one group") {
   run_ranks(3, [](std::shared_ptr<Communicator> world) {
-    const auto splitting = [&](const std::vector<RankGroup>& groups) { return world->split(groups); };
-    CHECK_THROWS_WITH(splitting({{"first", {0, 1}}}), Contains("rank 2 is in no group"));
-    CHECK_THROWS_WITH(splitting({{"first", {0, 1}}, {"second", {1, 2}}}),
-                      Contains("rank 1 is in two groups"));
-    CHECK_THROWS_WITH(splitting({{"first", {0, 1, 3}}}), Contains("there is no rank 3 among 3"));
-    CHECK_THROWS_WITH(splitting({{"first", {2, 1, 0}}}), Contains("in ascending order"));
-    CHECK_THROWS_WITH(splitting({{"", {0, 1, 2}}}), Contains("has no name"));
-    CHECK_THROWS_WITH(splitting({{"first", {0, 1, 2}}, {"second", {}}}), Contains("one rank or more"));
+    const auto refused = [&](const std::vector<RankGroup>& groups, const std::string& fault) {
+      testing::expect_throws([&] { world->split(groups); }, fault, "a split whose fault is: " + fault);
+    };
+    refused({{"first", {0, 1}}}, "rank 2 is in no group");
+    refused({{"first", {0, 1}}, {"second", {1, 2}}}, "rank 1 is in two groups");
+    refused({{"first", {0, 1, 3}}}, "there is no rank 3 among 3");
+    refused({{"first", {2, 1, 0}}}, "in ascending order");
+    refused({{"", {0, 1, 2}}}, "has no name");
+    refused({{"first", {0, 1, 2}}, {"second", {}}}, "one rank or more");
   });
 }
 
