@@ -51,8 +51,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # The allowed relative difference of losses. In bf16 every gradient and every sum is rounded to 2^-9 of its value, in
 # another order in each runtime.
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-3}
-# On GPUs LibTorch chooses other kernels of attention for C++ than for Python, and the differences grow over the steps.
-BF16_ON_GPUS = 1e-2
+# For the steps after the warm-up, in bf16 on a GPU: on an H200 a C++ and a Python run that agreed there were 2.8e-3 apart after 45 steps,
+# when the loss had fallen from 11 to 4. Where the first difference comes from is not known.
+LATER_ON_GPUS = 1e-2
 # Runs the same program as "zerorun" a second time. The difference between the two shows the noise of this run.
 CONTROL = "zerorun_again"
 
@@ -184,12 +185,12 @@ class Memory(threading.Thread):
         return self.peak
 
 
-def check_losses(name, losses, reference, tolerance):
-    """Returns the largest relative difference."""
-    for step, (mine, theirs) in enumerate(zip(losses, reference)):
+def check_losses(name, losses, reference, tolerance, first=0):
+    """Returns the largest relative difference. `first`: the number of the first step."""
+    for step, (mine, theirs) in enumerate(zip(losses, reference), first):
         if not abs(mine - theirs) <= tolerance * abs(theirs):
             sys.exit(f"{name} trains something else: its step {step} has loss {mine}, the first case's {theirs}")
-    return max(abs(mine - theirs) / abs(theirs) for mine, theirs in zip(losses, reference))
+    return max((abs(mine - theirs) / abs(theirs) for mine, theirs in zip(losses, reference)), default=0.0)
 
 
 class Stage:
@@ -234,14 +235,15 @@ class Stage:
     def compare(self, losses):
         """Compares the losses of all steps so far with those of the first case."""
         reference = next(iter(losses.values()))
-        on_gpu = self.options.device == "cuda" and self.options.precision == "bf16"
-        tolerance = BF16_ON_GPUS if on_gpu else TOLERANCES[self.options.precision]
+        early, tolerance = self.options.warm_up, TOLERANCES[self.options.precision]
+        later = LATER_ON_GPUS if (self.options.device, self.options.precision) == ("cuda", "bf16") else tolerance
         for peer, found in losses.items():
             self.figures[peer]["losses"] = found
             if peer in ALONE:
                 found = found[:1]  # the mean over ranks of the loss of the same weights on the same batches
-            self.figures[peer]["loss_difference"] = check_losses(
-                f"{peer} at stage {self.stage}", found, reference, tolerance)
+            name = f"{peer} at stage {self.stage}"
+            self.figures[peer]["loss_difference"] = max(check_losses(name, found[:early], reference[:early], tolerance),
+                                                        check_losses(name, found[early:], reference[early:], later, early))
 
     def watch_memory(self):
         for peer, figure in self.figures.items():

@@ -130,8 +130,8 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
 
 def _end_before_the_interpreter():
     """Ends the process group when the program has ended. Otherwise a thread of Gloo that frees a Python object after the
-    interpreter's end aborts the process, and NCCL's group warns that nobody has ended it. A thread ends the group, because a collective may be under way that never
-    completes; Python 3.12 starts no thread at the end."""
+    interpreter's end aborts the process, and NCCL's group warns that nobody has ended it. A thread ends the group, because a
+    collective may be under way that never completes; Python 3.12 starts no thread at the end."""
     asked, done, owner = threading.Event(), threading.Event(), os.getpid()
 
     def end():
