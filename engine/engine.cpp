@@ -23,6 +23,7 @@
 #include "engine/schedules.h"
 #include "engine/setup.h"
 #include "engine/state_placement.h"
+#include "engine/tensor_shares.h"
 #include "zero/interception.h"
 
 namespace zerorun {
@@ -106,6 +107,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   Mesh mesh = make_mesh(config, options, options.communicator ? options.communicator : connect());
   check_data_size(config, mesh);
   check_ranks_agree(parameters, describe_settings(config, options), mesh);
+  split_parameters(parameters, model, config, options, mesh);
   write_resolved_config(config, options.output_folder, mesh.world());
   if (mesh.world().rank() == 0) {
     for (const std::string& warning : config.warnings) log_warning(warning);

@@ -23,6 +23,7 @@
 #include "engine/step_timer.h"
 #include "optim/loss_scaler.h"
 #include "optim/shard_optimizer.h"
+#include "tensor_parallel/tensor_rule.h"
 #include "zero/buckets.h"
 #include "zero/gradient_reducer.h"
 #include "zero/residency.h"
@@ -79,6 +80,8 @@ struct EngineState {
   /// Finishes the reduction and has the device compute the step's outcome: the same bits on every rank and at
   /// every stage.
   void measure();
+  /// Sums the gradients of parameters that tensor ranks use on split values, over these ranks.
+  void sum_over_tensor_ranks();
   /// For optimizers that turn gradients into directions (Muon): computes the directions and their norm.
   void make_directions();
   /// Whether the host must know the step's outcome before it continues.
@@ -123,7 +126,8 @@ struct EngineState {
   std::string optimizer_name;  // "AdamW": of the config's optimizer or of the program's own
   SliceStore store;
   Buckets buckets;
-  std::unique_ptr<Residency> residency;  // null if buckets are not marked
+  std::unique_ptr<Residency> residency;     // null if buckets are not marked
+  std::shared_ptr<TensorRule> tensor_rule;  // null if no parameter is split among tensor ranks
   GradientReducer reducer;
   std::unique_ptr<HostUpdate> host_update;  // null unless the host updates a GPU's parameters
   StatesOnHost states_on_host;

@@ -71,10 +71,21 @@ void EngineState::measure() {
     }
   }
   StepTimer::Scope scope(timer, Phase::norm);
+  sum_over_tensor_ranks();
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     outcome.add(bucket, store.at(bucket, kGradient).own);
   }
   outcome.all_reduce({.scale = averaging.after * loss_scale(), .clipping = config.gradient_clipping});
+}
+
+void EngineState::sum_over_tensor_ranks() {
+  if (!tensor_rule) return;
+  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
+    if (store.layout(bucket).share != Share::summed) continue;
+    const StateTensor& gradient = store.at(bucket, kGradient);
+    const at::Tensor& summed = policy.replicate_update ? gradient.memory : gradient.own;
+    mesh.along(MeshAxis::tensor).all_reduce(summed, "gradients of " + buckets.label(bucket))->wait();
+  }
 }
 
 void EngineState::make_directions() {

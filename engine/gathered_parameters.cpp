@@ -72,6 +72,7 @@ GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& paramete
   is_open_ = true;
   try {
     keep_values();
+    show_wholes();
   } catch (...) {
     close(true);
     throw;
@@ -89,6 +90,7 @@ void GatherScope::close(bool unwinding) {
   ScopeEnd end = modifier_rank_ ? ScopeEnd::abandoned : ScopeEnd::read;
   std::exception_ptr failure;
   try {
+    hide_wholes();
     const std::vector<Replaced> replaced = take_replaced();
     if (modifier_rank_ && !unwinding) {
       std::vector<at::Tensor> sources;
@@ -97,6 +99,7 @@ void GatherScope::close(bool unwinding) {
       const c10::NoGradGuard no_grad;
       for (size_t index = 0; index < sources.size(); ++index)
         at::Tensor(replaced[index].own).copy_(sources[index]);
+      write_parts();
       share_writes();
       end = ScopeEnd::written;
     } else if (!replaced.empty() && !unwinding) {
@@ -134,6 +137,51 @@ at::Tensor GatherScope::memory(size_t position) const {
   const int bucket = state_->buckets.bucket_of(index);
   return state_->buckets.piece(
       index, state_->residency ? state_->residency->start_write(bucket) : state_->buckets.flat(bucket));
+}
+
+void GatherScope::show_wholes() {
+  if (!state_->tensor_rule) return;
+  const c10::NoGradGuard no_grad;
+  const Buckets& buckets = state_->buckets;
+  for (size_t position = 0; position < bucketed_.size(); ++position) {
+    const int index = bucketed_[position];
+    const NamedParameter& parameter = buckets.parameters()[index];
+    if (!parameter.split) continue;
+    if (!in_place_[position]) {
+      wholes_.push_back({position, {}, false});
+      continue;
+    }
+    const at::Tensor part = memory(position).as_strided(buckets.sizes(index), buckets.strides(index));
+    const at::Tensor whole =
+        whole_of(part, *parameter.split, state_->tensor_rule->group(), "parameter " + parameter.name);
+    wholes_.push_back({position, whole, true});
+    parameter.tensor.set_data(whole);
+  }
+}
+
+void GatherScope::hide_wholes() {
+  if (state_->lost_parameter >= 0) return;
+  bool hidden = false;
+  for (Whole& whole : wholes_) {
+    const int index = bucketed_[whole.position];
+    const at::Tensor& tensor = state_->buckets.parameters()[index].tensor;
+    whole.values = tensor.variable_data();
+    if (!whole.is_own) continue;
+    state_->buckets.put_back(index);
+    hidden = true;
+  }
+  if (hidden) state_->held.hook_again();
+}
+
+void GatherScope::write_parts() {
+  if (state_->mesh.data().rank() != *modifier_rank_) return;
+  const Buckets& buckets = state_->buckets;
+  for (const Whole& whole : wholes_) {
+    const int index = bucketed_[whole.position];
+    const NamedParameter& parameter = buckets.parameters()[index];
+    const at::Tensor part = part_of(whole.values, *parameter.split, *state_->tensor_rule->group());
+    memory(whole.position).as_strided(buckets.sizes(index), buckets.strides(index)).copy_(part);
+  }
 }
 
 void GatherScope::keep_values() {

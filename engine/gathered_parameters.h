@@ -50,6 +50,11 @@ class GatherScope {
   size_t count() const { return bucketed_.size() + whole_.size(); }
   const at::Tensor& parameter(size_t position) const;
   at::Tensor memory(size_t position) const;
+  /// Gives split parameters whole values, and takes them away again.
+  void show_wholes();
+  void hide_wholes();
+  /// Copies this tensor rank's parts of the whole values to the parameters' own memory.
+  void write_parts();
   void keep_values();
   void follow(const GatherScope& inner);
   void undo();
@@ -62,6 +67,13 @@ class GatherScope {
   std::vector<char> in_place_;     // for each of them: it was in its bucket when the scope was opened
   std::vector<at::Tensor> whole_;  // frozen parameters outside of buckets
   std::vector<at::Tensor> memory_of_whole_;
+  /// The whole values of those parameters of bucketed_ that are split among tensor ranks.
+  struct Whole {
+    size_t position;
+    at::Tensor values;
+    bool is_own;  // else a scope around this one has made it
+  };
+  std::vector<Whole> wholes_;
   std::vector<Kept> kept_;  // on the modifier rank: of parameters whose buckets do not undo writes themselves
   std::vector<int> buckets_;  // the buckets of bucketed_, ascending
   std::optional<int> modifier_rank_;

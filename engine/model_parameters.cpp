@@ -164,8 +164,9 @@ void check_no_shared_memory(const ModelParameters& model) {
                              : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
     extents.push_back({owner, begin, begin + (last + 1) * tensor.element_size(), &name, moves});
   };
-  for (const auto& [name, tensor, group] : model.trained) add(name, tensor, true);
-  for (const auto& [name, tensor, group] : model.frozen) add(name, tensor, true);
+  for (const auto* bucketed : {&model.trained, &model.frozen}) {
+    for (const NamedParameter& parameter : *bucketed) add(parameter.name, parameter.tensor, true);
+  }
   for (const auto* others : {&model.unbucketed, &model.unsaved}) {
     for (const NamedTensor& other : *others) add(other.name, other.tensor, false);
   }
@@ -307,11 +308,11 @@ std::string describe_model(const ModelParameters& model) {
   auto describe = [&](const std::string& name, const at::Tensor& tensor) {
     description += c10::str("\n", name, " ", tensor.scalar_type(), tensor.sizes(), tensor.strides());
   };
-  for (const auto& [name, tensor, group] : model.trained) {
-    describe(name, tensor);
-    description += " " + std::to_string(group);
+  for (const NamedParameter& parameter : model.trained) {
+    describe(parameter.name, parameter.tensor);
+    description += " " + std::to_string(parameter.group);
   }
-  for (const auto& [name, tensor, group] : model.frozen) describe(name, tensor);
+  for (const NamedParameter& parameter : model.frozen) describe(parameter.name, parameter.tensor);
   for (const auto* others : {&model.unbucketed, &model.unsaved}) {
     for (const NamedTensor& other : *others) describe(other.name, other.tensor);
   }

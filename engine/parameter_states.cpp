@@ -60,9 +60,17 @@ int ParameterStates::find_trained(const at::Tensor& parameter, const std::string
 
 void ParameterStates::check_shape(int parameter, const std::string& what, const at::Tensor& values) const {
   const NamedParameter& target = state_->buckets.parameters()[parameter];
-  if (values.sizes() == target.tensor.sizes()) return;
+  std::vector<int64_t> expected = state_->buckets.sizes(parameter).vec();
+  if (target.split) expected[static_cast<size_t>(target.split->dim)] = target.split->whole;
+  if (values.sizes() == expected) return;
   throw UserError(c10::str(what, " of parameter ", target.name, ": expected values of shape ",
-                           target.tensor.sizes(), ", found ", values.sizes()));
+                           at::IntArrayRef(expected), ", found ", values.sizes()));
+}
+
+// This tensor rank's part of `values`, which are whole.
+at::Tensor ParameterStates::part_of(int parameter, const at::Tensor& values) const {
+  const NamedParameter& target = state_->buckets.parameters()[parameter];
+  return target.split ? zerorun::part_of(values, *target.split, *state_->tensor_rule->group()) : values;
 }
 
 // `own`: this rank's slice of the parameter's bucket, in fp32.
@@ -70,7 +78,10 @@ at::Tensor ParameterStates::gather(int parameter, const at::Tensor& own, const s
   const int bucket = state_->buckets.bucket_of(parameter);
   const at::Tensor whole = at::empty({state_->store.layout(bucket).numel}, own.options());
   state_->mesh.data().all_gather(whole, own, what + " of bucket " + std::to_string(bucket))->wait();
-  return state_->buckets.view(parameter, whole).clone();
+  const at::Tensor of_rank = state_->buckets.view(parameter, whole);
+  const NamedParameter& target = state_->buckets.parameters()[parameter];
+  if (!target.split) return of_rank.clone();
+  return whole_of(of_rank, *target.split, state_->tensor_rule->group(), what + " of " + target.name);
 }
 
 std::vector<std::string> ParameterStates::names(const at::Tensor& parameter) const {
@@ -141,7 +152,8 @@ void ParameterStates::write_gradient(const at::Tensor& parameter, const at::Tens
   state_->reducer.start_change(bucket);
   const double factor = state_->averaging.after * state_->loss_scale();
   const StateTensor& gradient = state_->store.at(bucket, kGradient);
-  const at::Tensor piece = state_->buckets.flattened(index, values.to(at::kFloat)).mul(factor);
+  const at::Tensor part = part_of(index, values.to(at::kFloat));
+  const at::Tensor piece = state_->buckets.flattened(index, part).mul(factor);
   const int64_t offset = state_->store.layout().locations[index].offset;
   if (gradient.extent == Extent::bucket) {
     gradient.memory.narrow(0, offset, piece.numel()).copy_(piece);
@@ -152,6 +164,7 @@ void ParameterStates::write_gradient(const at::Tensor& parameter, const at::Tens
 }
 
 bool ParameterStates::may_read_alone() const {
+  if (state_->tensor_rule) return false;  // operators on split parameters sum over ranks
   return !state_->residency || state_->mesh.data().world_size() == 1 ||
          state_->residency->allows_lone_reads();
 }
@@ -159,7 +172,8 @@ bool ParameterStates::may_read_alone() const {
 bool ParameterStates::stays_whole(const at::Tensor& parameter) const {
   const std::optional<int> index = find_in_buckets(parameter);
   const Buckets& buckets = state_->buckets;
-  return !index || buckets.kind(buckets.bucket_of(*index)) == BucketKind::whole;
+  if (!index) return true;
+  return buckets.kind(buckets.bucket_of(*index)) == BucketKind::whole && !buckets.parameters()[*index].split;
 }
 
 bool ParameterStates::has_parameters() const {
@@ -178,7 +192,7 @@ void ParameterStates::write(const at::Tensor& parameter, const std::string& name
   const int bucket = state_->buckets.bucket_of(index);
   const BucketLayout& layout = state_->store.layout(bucket);
   state_->checkpoints.keep(bucket);
-  const at::Tensor piece = state_->buckets.flattened(index, values.to(at::kFloat));
+  const at::Tensor piece = state_->buckets.flattened(index, part_of(index, values.to(at::kFloat)));
   const int64_t offset = state_->store.layout().locations[index].offset;
   if (state.extent == Extent::bucket) {
     state.memory.narrow(0, offset, piece.numel()).copy_(piece);

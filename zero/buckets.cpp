@@ -1,5 +1,6 @@
 #include "zero/buckets.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
@@ -36,6 +37,10 @@ constexpr const char* kShared =
 constexpr const char* kIncomplete =
     "the engine was destroyed before the last update of this parameter had arrived on this rank, so its "
     "values are incomplete: end the run";
+constexpr const char* kPartGone =
+    "the engine that computed with this rank's part of this parameter (tensor parallelism) was destroyed, "
+    "and "
+    "no tensor has the whole parameter: keep the engine as long as the model";
 constexpr const char* kGone =
     "the engine that held the slices of this parameter (ZeRO stage 3) was destroyed, and the values with it: "
     "keep the engine as long as the model";
@@ -78,6 +83,11 @@ at::Tensor allocate_for_one_use(Communicator& communicator, int64_t numel, Dtype
 
 }  // namespace
 
+int64_t numel_of_part(const NamedParameter& parameter, int rank) {
+  if (!parameter.split) return parameter.tensor.numel();
+  return c10::multiply_integers(sizes_of_part(parameter.tensor.sizes(), *parameter.split, rank));
+}
+
 Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Communicator& communicator,
                  const BucketOptions& options)
     : store_(&store),
@@ -89,11 +99,18 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
   c10::NoGradGuard no_grad;
   if (options.marked) {
     install_interception();
-    owners_ = std::make_unique<StorageOwner[]>(store_->count());
+    owners_ = std::make_unique<StorageOwner[]>(2 * static_cast<size_t>(store_->count()));
   }
-  for (const auto& [name, tensor, group] : parameters_) {
-    shapes_.push_back({tensor.sizes().vec(), tensor.strides().vec(), tensor.numel()});
-    trained_parameters_ += group != kFrozen;
+  for (const NamedParameter& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensor;
+    Shape shape{tensor.sizes().vec(), tensor.strides().vec(), tensor.numel()};
+    if (parameter.split) {
+      shape.sizes = sizes_of_part(tensor.sizes(), *parameter.split, options.tensor->rank());
+      shape.strides = at::infer_dense_strides(shape.sizes, tensor.strides());
+      shape.numel = c10::multiply_integers(shape.sizes);
+    }
+    shapes_.push_back(std::move(shape));
+    trained_parameters_ += parameter.group != kFrozen;
   }
   trained_count_ = static_cast<int>(std::ranges::count_if(
       store.layout().buckets, [](const BucketLayout& bucket) { return bucket.group != kFrozen; }));
@@ -141,6 +158,11 @@ void Buckets::move_in(int bucket) {
   storages_.push_back(marked() ? make_owned_storage(owners_[bucket], static_cast<int64_t>(flat.nbytes()),
                                                     flat.device(), message)
                                : flat.storage());
+  local_storages_.emplace_back();
+  if (is_split(bucket)) {
+    local_storages_.back() = make_owned_storage(owners_[store_->count() + bucket],
+                                                static_cast<int64_t>(flat.nbytes()), flat.device(), message);
+  }
   for (int index : bucket_layout.parameters) {
     at::Tensor& parameter = parameters_[index].tensor;
     if (rank_ == 0) {
@@ -165,16 +187,41 @@ void Buckets::move_in(int bucket) {
   keep(bucket, std::move(flat), exact);
 }
 
-void Buckets::fill(int parameter, at::Tensor place) const try {
+void Buckets::fill(int parameter, at::Tensor place) {
+  if (!options_.tensor) {
+    make_given_values(parameter, std::move(place));
+  } else {
+    fill_for_tensor_ranks(parameter, std::move(place));
+  }
+}
+
+// All tensor ranks get the values of the first one, so that their own random generators do not matter.
+void Buckets::fill_for_tensor_ranks(int parameter, at::Tensor place) {
+  const NamedParameter& given = parameters_[parameter];
+  at::Tensor whole = place;
+  if (given.split) {
+    whole = zeroed_memory(given.tensor.numel(), place.scalar_type())
+                .as_strided(given.tensor.sizes(), given.tensor.strides())
+                .to(place.device());
+  }
+  Communicator& tensor_ranks = *options_.tensor;
+  Failure failure;
+  if (tensor_ranks.rank() == 0) failure = failure_of([&] { make_given_values(parameter, whole); });
+  at::Tensor values = whole.as_strided({given.tensor.numel()}, {1}, whole.storage_offset());
+  tensor_ranks.broadcast(values, 0, "initial values of " + given.name)->wait();
+  if (given.split) copy_part(place, whole, *given.split, tensor_ranks.rank());
+  failure.raise();
+}
+
+void Buckets::make_given_values(int parameter, at::Tensor place) const try {
   const at::Tensor& tensor = parameters_[parameter].tensor;
   if (!is_deferred(tensor)) {
     place.copy_(tensor);
   } else if (tensor.scalar_type() == place.scalar_type() && place.is_cpu()) {
     make_values(tensor, place);
   } else {
-    const Shape& shape = shapes_[parameter];
     at::Tensor given =
-        zeroed_memory(shape.numel, tensor.scalar_type()).as_strided(shape.sizes, shape.strides);
+        zeroed_memory(tensor.numel(), tensor.scalar_type()).as_strided(tensor.sizes(), tensor.strides());
     make_values(tensor, given);
     place.copy_(given);
   }
@@ -208,7 +255,7 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
                 on_host ? Home::host : Home::device);
     return;
   }
-  if (marked() && !shared(bucket)) give_memory(storages_[bucket], flat.mutable_data_ptr());
+  if (marked() && !shared(bucket)) give_memory(bucket, flat.mutable_data_ptr());
   store_->put(bucket, StateKind::value, kValue, Extent::bucket, std::move(flat),
               shared(bucket) ? Home::shared : Home::device);
 }
@@ -231,12 +278,17 @@ void Buckets::leave() {
   if (!marked()) return;
   for (int bucket = 0; bucket < static_cast<int>(storages_.size()); ++bucket) {
     const bool whole = store_->has(bucket, kValue) && !store_->layout(bucket).partitioned;
-    const at::Tensor own = whole && !given_up_[bucket] ? values_to_leave(bucket) : at::Tensor();
+    const bool stays = whole && !given_up_[bucket] && !is_split(bucket);
+    const at::Tensor own = stays ? values_to_leave(bucket) : at::Tensor();
     if (own.defined()) {
       leave_memory(storages_[bucket], keep_alive(own));
     } else {
-      leave_without_memory(storages_[bucket], named_in_message(store_->layout(bucket), parameters_) +
-                                                  (whole ? kIncomplete : kGone));
+      const std::string message =
+          named_in_message(store_->layout(bucket), parameters_) + (is_split(bucket) ? kPartGone
+                                                                   : whole          ? kIncomplete
+                                                                                    : kGone);
+      leave_without_memory(storages_[bucket], message);
+      if (is_split(bucket)) leave_without_memory(local_storages_[bucket], message);
     }
   }
 }
@@ -255,7 +307,34 @@ at::Tensor Buckets::values_to_leave(int bucket) const {
 }
 
 void Buckets::listen(OperatorListener* listener) {
-  for (int bucket = 0; bucket < store_->count(); ++bucket) owners_[bucket].listener = listener;
+  for (int number = 0; number < 2 * store_->count(); ++number) owners_[number].listener = listener;
+}
+
+void Buckets::set_rule(OperatorRule* rule) {
+  for (int bucket = 0; bucket < store_->count(); ++bucket) {
+    if (is_split(bucket)) owners_[bucket].rule = rule;
+  }
+}
+
+void Buckets::give_memory(int bucket, void* data) const {
+  zerorun::give_memory(storages_[bucket], data);
+  if (is_split(bucket)) zerorun::give_memory(local_storages_[bucket], data);
+}
+
+void Buckets::take_memory(int bucket) const {
+  zerorun::take_memory(storages_[bucket]);
+  if (is_split(bucket)) zerorun::take_memory(local_storages_[bucket]);
+}
+
+at::Tensor Buckets::local_view(const at::Tensor& tensor) const {
+  at::Tensor local = marked_view(local_storages_[bucket_of(owner_of(tensor))], tensor.scalar_type(),
+                                 tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  local.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
+  return local;
+}
+
+int Buckets::parameter_of(const at::Tensor& tensor) const {
+  return parameter_at(bucket_of(owner_of(tensor)), tensor.storage_offset());
 }
 
 const at::Tensor& Buckets::flat(int bucket) const {

@@ -109,7 +109,7 @@ void close_slices(EngineState& state, bool gathers) {
 
 std::map<std::string, checkpoint::SavedParameter> saved_parameters(const EngineState& state) {
   std::map<std::string, checkpoint::SavedParameter> saved;
-  for (const auto& [name, tensor, group] : state.buckets.parameters()) {
+  for (const auto& [name, tensor, group, share, split] : state.buckets.parameters()) {
     saved[name] = {.shape = tensor.sizes().vec(),
                    .strides = tensor.strides().vec(),
                    .trained = group != kFrozen,

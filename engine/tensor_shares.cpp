@@ -1,0 +1,125 @@
+#include "engine/tensor_shares.h"
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/state_placement.h"
+
+namespace zerorun {
+namespace {
+
+// All names of each parameter: a tied one has several.
+using NamesOf = std::unordered_map<c10::TensorImpl*, std::vector<std::string>>;
+
+NamesOf names_of(const Model& model) {
+  NamesOf names;
+  for (const auto& [name, tensor] : model.parameters) names[tensor.unsafeGetTensorImpl()].push_back(name);
+  return names;
+}
+
+bool cuts_alike(const PlannedShare& one, const PlannedShare& other) {
+  auto begins = [](const Split& split) {
+    std::vector<std::pair<int64_t, int64_t>> all;
+    for (const auto& part : split.parts) {
+      for (const Range& range : part) all.emplace_back(range.begin, range.numel);
+    }
+    return all;
+  };
+  return one.share == other.share && one.split.dim == other.split.dim &&
+         begins(one.split) == begins(other.split);
+}
+
+// A tied parameter has one share, which all names that the plan has must agree on. The results of a product
+// are gathered if one name says so.
+PlannedShare share_of(const TensorPlan& plan, const std::vector<std::string>& names, at::IntArrayRef sizes,
+                      int ranks) {
+  PlannedShare share;
+  std::string decided_by;
+  for (const std::string& name : names) {
+    const TensorPlanEntry* entry = find_entry(plan, name);
+    if (!entry) continue;
+    PlannedShare found = share_of(*entry, name, sizes, ranks);
+    if (!decided_by.empty() && !cuts_alike(found, share)) {
+      throw UserError("the tensor plan splits the tied parameter " + decided_by + " and " + name +
+                      " differently: give both the same dimension, unit and blocks");
+    }
+    found.split.gathers = found.split.gathers || share.split.gathers;
+    share = std::move(found);
+    decided_by = name;
+  }
+  return share;
+}
+
+void check_plan_fits(const TensorPlan& plan, const Model& model) {
+  for (const TensorPlanEntry& entry : plan) {
+    const bool found = std::ranges::any_of(model.parameters, [&](const auto& parameter) {
+      return find_entry({entry}, parameter.first) != nullptr;
+    });
+    if (found) continue;
+    throw UserError(
+        "the tensor plan's entry " + entry.pattern +
+        " names no module with parameters and no parameter of the model: patterns are full names, "
+        "in which * stands for one part between dots");
+  }
+}
+
+// An optimizer that looks at whole parameters would take a part for one.
+void check_works_on_parts(const Config& config, const InitializeOptions& options) {
+  if (!config.optimizer || options.computes_only) return;
+  const bool is_lamb = std::holds_alternative<LambConfig>(*config.optimizer);
+  if (!is_lamb && !std::holds_alternative<MuonConfig>(*config.optimizer)) return;
+  throw UserError(std::string(name_of(*config.optimizer)) +
+                  " computes with whole parameters, and the tensor plan splits them among tensor ranks: use "
+                  "an element-wise optimizer such as AdamW, or no tensor plan");
+}
+
+}  // namespace
+
+void split_parameters(ModelParameters& parameters, const Model& model, const Config& config,
+                      const InitializeOptions& options, const Mesh& mesh) {
+  const int ranks = mesh.sizes().tensor;
+  const TensorPlan& plan = options.tensor_plan;
+  if (ranks == 1 || plan.empty()) return;
+  check_plan_fits(plan, model);
+  check_works_on_parts(config, options);
+  const NamesOf names = names_of(model);
+  auto planned = [&](const at::Tensor& tensor) {
+    return share_of(plan, names.at(tensor.unsafeGetTensorImpl()), tensor.sizes(), ranks);
+  };
+  auto assign = [](NamedParameter& parameter, PlannedShare share) {
+    parameter.share = share.share;
+    if (share.share == Share::split) parameter.split = std::make_shared<Split>(std::move(share.split));
+  };
+  for (auto* bucketed : {&parameters.trained, &parameters.frozen}) {
+    for (NamedParameter& parameter : *bucketed) assign(parameter, planned(parameter.tensor));
+  }
+  std::erase_if(parameters.unbucketed, [&](const NamedTensor& other) {
+    if (other.is_buffer) return false;
+    PlannedShare share = planned(other.tensor);
+    if (share.share != Share::split) return false;
+    parameters.frozen.push_back({other.name, other.tensor, kFrozen});
+    assign(parameters.frozen.back(), std::move(share));
+    return true;
+  });
+  const bool sums = std::ranges::any_of(
+      parameters.trained, [](const NamedParameter& each) { return each.share == Share::summed; });
+  if (sums && updates_on_host(config, mesh.data().device())) {
+    throw UserError(
+        "the tensor plan has parameters that are replicated_with_grad_allreduce, whose gradients are summed "
+        "on the GPU, and offload_optimizer updates on the host: use one of the two");
+  }
+}
+
+bool has_splits(const ModelParameters& parameters) {
+  auto any = [](const std::vector<NamedParameter>& all) {
+    return std::ranges::any_of(all, [](const NamedParameter& each) { return each.share != Share::whole; });
+  };
+  return any(parameters.trained) || any(parameters.frozen);
+}
+
+}  // namespace zerorun
