@@ -23,6 +23,7 @@
 #include "engine/schedules.h"
 #include "engine/setup.h"
 #include "engine/state_placement.h"
+#include "engine/tensor_checks.h"
 #include "engine/tensor_shares.h"
 #include "zero/interception.h"
 
@@ -171,6 +172,7 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   }
   state.follow_schedule();
   state.check_before_backward("engine.backward");
+  check_losses(state, loss);
   StepTimer::Scope scope(state.timer, Phase::backward);
   double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
   // A scale beyond float32 becomes infinity: gradients overflow, so the step is skipped and the scale falls.

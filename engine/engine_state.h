@@ -145,6 +145,7 @@ struct EngineState {
   HeldGradients held;
   bool should_stop = false;               // some rank had received SIGTERM by the last optimizer step
   std::atomic<int> scaled_backwards = 0;  // running backwards that began at a loss of scale()
+  bool gradients_compared = false;        // check_whole_gradients() has compared them
   bool computes_only = false;             // no optimizer: nothing is trained
   int lost_parameter = -1;                // the first one that another engine has taken; -1: none
   int open_scopes = 0;                    // number of open GatheredParameters scopes

@@ -8,6 +8,7 @@
 #include "base/program.h"
 #include "device/step_facts.h"
 #include "engine/engine_state.h"
+#include "engine/tensor_checks.h"
 
 namespace zerorun {
 namespace {
@@ -72,6 +73,7 @@ void EngineState::measure() {
   }
   StepTimer::Scope scope(timer, Phase::norm);
   sum_over_tensor_ranks();
+  if (tensor_rule && !gradients_compared) gradients_compared = check_whole_gradients(*this);
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     outcome.add(bucket, store.at(bucket, kGradient).own);
   }

@@ -39,13 +39,15 @@ struct InitializeOptions {
   std::shared_ptr<Communicator> communicator;  // of all ranks; default: connect(), from the environment
   /// The sizes of the mesh (base/mesh_sizes.h); default: the config's zerorun.mesh, else all ranks are data
   /// ranks. Gradients are averaged over the data ranks of the same tensor and pipeline coordinates, which
-  /// form a data group. Parameters are split along tensor as `tensor_plan` says. Without a plan, and along
-  /// pipeline, nothing is split yet: every data group trains a model of its own, and the groups only clip by
-  /// one norm, the first group's, and skip steps together. So give all groups the same model.
+  /// form a data group. Parameters are split along tensor as `tensor_plan` says. Along pipeline nothing is
+  /// split yet: every data group trains a model of its own, and the groups only clip by one norm, the first
+  /// group's, and skip steps together. So give all groups the same model.
   std::optional<MeshSizes> mesh = {};
-  /// How parameters are split among tensor ranks (docs/tensor_parallel.md). All ranks give whole models, and
-  /// get the initial values of rank 0. Ranks of one tensor group must compute with the same samples.
-  TensorPlan tensor_plan = {};
+  /// How parameters are split among tensor ranks (docs/tensor_parallel.md): required if the mesh has several,
+  /// else without effect. All ranks give whole models, and the tensor ranks get the initial values of the
+  /// first of them. The ranks of a tensor group must compute with the same samples. An empty plan splits
+  /// nothing: every data group trains a model of its own.
+  std::optional<TensorPlan> tensor_plan = {};
   /// The program's own optimizer. It must be element-wise, have made no step yet, and outlive the engine. The
   /// engine's destructor restores the optimizer's parameters and state, but not its learning rates and betas.
   torch::optim::Optimizer* optimizer = nullptr;

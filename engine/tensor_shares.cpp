@@ -34,8 +34,8 @@ bool cuts_alike(const PlannedShare& one, const PlannedShare& other) {
          begins(one.split) == begins(other.split);
 }
 
-// A tied parameter has one share, which all names that the plan has must agree on. The results of a product
-// are gathered if one name says so.
+// A tied parameter has one share, which all names that the plan has must agree on. Of an embedding that is
+// also the output layer, the output layer's word says whether results are gathered.
 PlannedShare share_of(const TensorPlan& plan, const std::vector<std::string>& names, at::IntArrayRef sizes,
                       int ranks) {
   PlannedShare share;
@@ -48,8 +48,8 @@ PlannedShare share_of(const TensorPlan& plan, const std::vector<std::string>& na
       throw UserError("the tensor plan splits the tied parameter " + decided_by + " and " + name +
                       " differently: give both the same dimension, unit and blocks");
     }
-    found.split.gathers = found.split.gathers || share.split.gathers;
-    share = std::move(found);
+    const bool is_embedding = entry->style == TensorStyle::embedding_rowwise;
+    if (decided_by.empty() || !is_embedding) share = std::move(found);
     decided_by = name;
   }
   return share;
@@ -83,8 +83,15 @@ void check_works_on_parts(const Config& config, const InitializeOptions& options
 void split_parameters(ModelParameters& parameters, const Model& model, const Config& config,
                       const InitializeOptions& options, const Mesh& mesh) {
   const int ranks = mesh.sizes().tensor;
-  const TensorPlan& plan = options.tensor_plan;
-  if (ranks == 1 || plan.empty()) return;
+  if (ranks == 1) return;
+  if (!options.tensor_plan) {
+    throw UserError("the mesh has " + std::to_string(ranks) +
+                    " tensor ranks (zerorun.mesh, tensor_parallel.autotp_size), and no plan says how they "
+                    "split the model: set InitializeOptions::tensor_plan (Python: "
+                    "initialize(tensor_plan=...)); docs/tensor_parallel.md has examples");
+  }
+  const TensorPlan& plan = *options.tensor_plan;
+  if (plan.empty()) return;
   check_plan_fits(plan, model);
   check_works_on_parts(config, options);
   const NamesOf names = names_of(model);
