@@ -107,6 +107,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   ModelParameters parameters = collect_parameters(model, config, options);
   Mesh mesh = make_mesh(config, options, options.communicator ? options.communicator : connect());
   check_data_size(config, mesh);
+  parameters.has_tensor_plan = has_tensor_plan(options, mesh);
   check_ranks_agree(parameters, describe_settings(config, options), mesh);
   split_parameters(parameters, model, config, options, mesh);
   write_resolved_config(config, options.output_folder, mesh.world());
@@ -173,6 +174,7 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   state.follow_schedule();
   state.check_before_backward("engine.backward");
   check_losses(state, loss);
+  state.summed_over_tensor_ranks = false;
   StepTimer::Scope scope(state.timer, Phase::backward);
   double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
   // A scale beyond float32 becomes infinity: gradients overflow, so the step is skipped and the scale falls.

@@ -64,11 +64,12 @@ std::vector<int64_t> numels_of(const ModelParameters& model, const Mesh& mesh) {
   return numels;
 }
 
-BucketOptions bucket_options(const Config& config, StagePolicy policy, const Mesh& mesh, bool has_splits) {
+BucketOptions bucket_options(const Config& config, StagePolicy policy, const Mesh& mesh,
+                             const ModelParameters& model) {
   const Communicator& communicator = mesh.data();
   // Operators on marked buckets are intercepted. This also reveals writes to 16-bit parameters and, on a GPU,
   // the streams that use parameters.
-  return {.marked = has_splits || come_and_go(policy, communicator.world_size()) ||
+  return {.marked = has_splits(model) || come_and_go(policy, communicator.world_size()) ||
                     config.precision.training != Dtype::fp32 ||
                     communicator.device().streams().asynchronous(),
           .shared = !policy.replicate_update && communicator.world_size() > 1 && communicator.shares_memory(),
@@ -77,7 +78,7 @@ BucketOptions bucket_options(const Config& config, StagePolicy policy, const Mes
           .whole_master = policy.replicate_update,
           .master_on_host = updates_on_host(config, communicator.device()),
           .shards_on_host = shards_off_gpu(config, communicator.device()),
-          .tensor = has_splits ? &mesh.along(MeshAxis::tensor) : nullptr};
+          .tensor = model.has_tensor_plan ? &mesh.along(MeshAxis::tensor) : nullptr};
 }
 
 ReducerOptions reducer_options(const Config& config, StagePolicy policy, double factor, const Mesh& mesh) {
@@ -114,13 +115,12 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
     : model(std::move(given_model)),
       config(std::move(given_config)),
       mesh(std::move(given_mesh)),
+      has_tensor_plan(parameters.has_tensor_plan),
       policy(policy_of(config.zero.stage)),
       averaging(averaging_of(config, mesh.data().world_size())),
       optimizer_name(name_of_optimizer(config, options)),
-      store(make_store(parameters, config, options,
-                       bucket_options(config, policy, mesh, has_splits(parameters)), mesh)),
-      buckets(bucketed(parameters), store, mesh.data(),
-              bucket_options(config, policy, mesh, has_splits(parameters))),
+      store(make_store(parameters, config, options, bucket_options(config, policy, mesh, parameters), mesh)),
+      buckets(bucketed(parameters), store, mesh.data(), bucket_options(config, policy, mesh, parameters)),
       residency(buckets.marked() ? std::make_unique<Residency>(buckets, store, mesh.data(),
                                                                gather_limits(config), model.is_training)
                                  : nullptr),
@@ -142,7 +142,7 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
   // Comes before anything that may throw: the buckets have the parameters, so another engine has lost them.
   if (tensor_rule) buckets.set_rule(tensor_rule.get());
   owned.emplace(buckets.parameters(), [this](int parameter) { lose(parameter); });
-  const Failure unfilled = broadcast_others(parameters, mesh.data());
+  const Failure unfilled = broadcast_others(parameters, mesh);
   on_all_ranks(mesh.world(), "initial values", [&] {
     buckets.unfilled().raise();
     unfilled.raise();
@@ -211,6 +211,7 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
 }
 
 BackwardPasses::Start EngineState::begin_plain_backward() try {
+  summed_over_tensor_ranks = false;
   held.follow_failed_backward("loss.backward");
   held.follow_marks("loss.backward");
   check_before_backward("loss.backward");

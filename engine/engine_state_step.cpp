@@ -2,10 +2,12 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/program.h"
+#include "device/dtypes.h"
 #include "device/step_facts.h"
 #include "engine/engine_state.h"
 #include "engine/tensor_checks.h"
@@ -81,12 +83,15 @@ void EngineState::measure() {
 }
 
 void EngineState::sum_over_tensor_ranks() {
-  if (!tensor_rule) return;
+  if (!tensor_rule || std::exchange(summed_over_tensor_ranks, true)) return;
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     if (store.layout(bucket).share != Share::summed) continue;
     const StateTensor& gradient = store.at(bucket, kGradient);
-    const at::Tensor& summed = policy.replicate_update ? gradient.memory : gradient.own;
-    mesh.along(MeshAxis::tensor).all_reduce(summed, "gradients of " + buckets.label(bucket))->wait();
+    const at::Tensor& own = policy.replicate_update ? gradient.memory : gradient.own;
+    // In the dtype of collectives at every stage, so that all stages have the same bits.
+    const at::Tensor sent = own.to(scalar_type(config.precision.communication));
+    mesh.along(MeshAxis::tensor).all_reduce(sent, "gradients of " + buckets.label(bucket))->wait();
+    if (!sent.is_same(own)) own.copy_(sent);
   }
 }
 

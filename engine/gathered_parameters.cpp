@@ -56,6 +56,7 @@ GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& paramete
   }
   for (size_t position = 0; position < parameters.size(); ++position) {
     const int index = find_parameter(state_->buckets, state_->model, parameters[position], position);
+    if (std::ranges::find(bucketed_, index) != bucketed_.end()) continue;
     if (index < 0) {
       whole_.push_back(parameters[position]);
       memory_of_whole_.push_back(parameters[position].variable_data());
@@ -91,11 +92,18 @@ void GatherScope::close(bool unwinding) {
   std::exception_ptr failure;
   try {
     hide_wholes();
+    if (!modifier_rank_ && !unwinding) {
+      check_wholes();
+      keep_writes_to_wholes();
+    }
     const std::vector<Replaced> replaced = take_replaced();
     if (modifier_rank_ && !unwinding) {
       std::vector<at::Tensor> sources;
-      on_all_ranks(state_->mesh.data(), "memory given to gathered parameters",
-                   [&] { sources = sources_of(replaced); });
+      Communicator& ranks = state_->has_tensor_plan ? state_->mesh.world() : state_->mesh.data();
+      on_all_ranks(ranks, "memory given to gathered parameters", [&] {
+        check_wholes();
+        sources = sources_of(replaced);
+      });
       const c10::NoGradGuard no_grad;
       for (size_t index = 0; index < sources.size(); ++index)
         at::Tensor(replaced[index].own).copy_(sources[index]);
@@ -148,14 +156,14 @@ void GatherScope::show_wholes() {
     const NamedParameter& parameter = buckets.parameters()[index];
     if (!parameter.split) continue;
     if (!in_place_[position]) {
-      wholes_.push_back({position, {}, false});
+      wholes_.push_back({position, {}, 0, {}});
       continue;
     }
     const at::Tensor part = memory(position).as_strided(buckets.sizes(index), buckets.strides(index));
     const at::Tensor whole =
         whole_of(part, *parameter.split, state_->tensor_rule->group(), "parameter " + parameter.name);
-    wholes_.push_back({position, whole, true});
     parameter.tensor.set_data(whole);
+    wholes_.push_back({position, whole, parameter.tensor._version(), {}});
   }
 }
 
@@ -166,20 +174,59 @@ void GatherScope::hide_wholes() {
     const int index = bucketed_[whole.position];
     const at::Tensor& tensor = state_->buckets.parameters()[index].tensor;
     whole.values = tensor.variable_data();
-    if (!whole.is_own) continue;
+    if (!whole.shown.defined()) continue;
     state_->buckets.put_back(index);
     hidden = true;
   }
   if (hidden) state_->held.hook_again();
 }
 
+void GatherScope::check_wholes() const {
+  for (const auto& [position, shown, version, values] : wholes_) {
+    if (!shown.defined()) continue;
+    const std::string& name = state_->buckets.parameters()[bucketed_[position]].name;
+    if (!modifier_rank_ && !values.is_alias_of(shown)) {
+      throw UserError("GatheredParameters: parameter " + name +
+                      " has got other memory in the scope (parameter.data = ...), which only a scope with a "
+                      "modifier rank takes over: give one, or copy values in place "
+                      "(parameter.data.copy_(...))");
+    }
+    if (values.sizes() == shown.sizes() && values.scalar_type() == shown.scalar_type()) continue;
+    throw UserError(c10::str("GatheredParameters: parameter ", name, " is ", shown.sizes(), " of ",
+                             shown.scalar_type(), " and has got ", values.sizes(), " of ",
+                             values.scalar_type(),
+                             " in the scope (parameter.data = ...): give it a tensor of "
+                             "the same shape and dtype"));
+  }
+}
+
+void GatherScope::keep_writes_to_wholes() {
+  const c10::NoGradGuard no_grad;
+  for (const auto& [position, shown, version, values] : wholes_) {
+    const NamedParameter& parameter = state_->buckets.parameters()[bucketed_[position]];
+    if (!shown.defined() || parameter.tensor._version() == version) continue;
+    const TensorRule& rule = *state_->tensor_rule;
+    rule.local_view(parameter.tensor).copy_(part_of(values, *parameter.split, *rule.group()));
+  }
+}
+
 void GatherScope::write_parts() {
-  if (state_->mesh.data().rank() != *modifier_rank_) return;
+  if (!state_->has_tensor_plan || state_->mesh.data().rank() != *modifier_rank_) return;
+  Communicator& tensor_ranks = state_->mesh.along(MeshAxis::tensor);
   const Buckets& buckets = state_->buckets;
-  for (const Whole& whole : wholes_) {
+  for (size_t position = 0; position < bucketed_.size(); ++position) {
+    const NamedParameter& parameter = buckets.parameters()[bucketed_[position]];
+    if (!parameter.split) tensor_ranks.broadcast(memory(position), 0, "parameter " + parameter.name)->wait();
+  }
+  for (const at::Tensor& tensor : whole_)
+    broadcast_tensor({"a parameter of the GatheredParameters scope", tensor}, 0, tensor_ranks);
+  for (Whole& whole : wholes_) {
     const int index = bucketed_[whole.position];
     const NamedParameter& parameter = buckets.parameters()[index];
-    const at::Tensor part = part_of(whole.values, *parameter.split, *state_->tensor_rule->group());
+    const at::Tensor values = whole.values.contiguous();
+    tensor_ranks.broadcast(values.view({-1}), 0, "parameter " + parameter.name)->wait();
+    if (!values.is_same(whole.values)) whole.values.copy_(values);
+    const at::Tensor part = part_of(values, *parameter.split, *state_->tensor_rule->group());
     memory(whole.position).as_strided(buckets.sizes(index), buckets.strides(index)).copy_(part);
   }
 }
@@ -270,6 +317,11 @@ void GatherScope::share_writes() {
   for (const at::Tensor& tensor : whole_) {
     broadcast_tensor({"a parameter of the GatheredParameters scope", tensor}, *modifier_rank_, communicator);
     tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  for (const Whole& whole : wholes_) {  // a scope around this one shows them on all ranks
+    if (whole.shown.defined()) continue;
+    const NamedTensor shown{state_->buckets.parameters()[bucketed_[whole.position]].name, whole.values};
+    broadcast_tensor(shown, *modifier_rank_, communicator);
   }
   for (GatherScope* outer : state_->keeping_scopes) outer->follow(*this);
 }

@@ -53,7 +53,12 @@ class GatherScope {
   /// Gives split parameters whole values, and takes them away again.
   void show_wholes();
   void hide_wholes();
-  /// Copies this tensor rank's parts of the whole values to the parameters' own memory.
+  /// Throws UserError if the program has given a split parameter memory that does not fit, or any memory in a
+  /// scope that only reads.
+  void check_wholes() const;
+  /// Takes over what the program wrote to whole values in a scope that only reads.
+  void keep_writes_to_wholes();
+  /// Copies what the modifier wrote, on the first tensor rank, to the parameters' own memory.
   void write_parts();
   void keep_values();
   void follow(const GatherScope& inner);
@@ -70,8 +75,9 @@ class GatherScope {
   /// The whole values of those parameters of bucketed_ that are split among tensor ranks.
   struct Whole {
     size_t position;
-    at::Tensor values;
-    bool is_own;  // else a scope around this one has made it
+    at::Tensor shown;   // what the scope gave it; undefined if a scope around this one has given it
+    int64_t version;    // of `shown`, then
+    at::Tensor values;  // what it has at the end
   };
   std::vector<Whole> wholes_;
   std::vector<Kept> kept_;  // on the modifier rank: of parameters whose buckets do not undo writes themselves

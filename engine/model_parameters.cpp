@@ -328,6 +328,7 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
   const auto first_in_group = [&](int rank) {
     MeshCoordinates coordinates = coordinates_of(rank, mesh.sizes());
     coordinates.data = 0;
+    if (model.has_tensor_plan) coordinates.tensor = 0;
     return rank_at(coordinates, mesh.sizes());
   };
   check_descriptions(describe_model(model), first_in_group, mesh.world());
@@ -349,7 +350,8 @@ at::Tensor values_of(const NamedTensor& deferred) try {
   throw UserError("the values of " + deferred.name + ": " + error.what());
 }
 
-void move_and_broadcast(const NamedTensor& other, Communicator& communicator, Failure& unfilled) {
+void move_and_broadcast(const NamedTensor& other, const Mesh& mesh, bool has_tensor_plan, Failure& unfilled) {
+  Communicator& communicator = mesh.data();
   at::Tensor tensor = other.tensor;  // copies only the handle: set_data() changes the model's tensor
   if (is_deferred(tensor)) {
     at::Tensor values = place_like(tensor);
@@ -365,15 +367,16 @@ void move_and_broadcast(const NamedTensor& other, Communicator& communicator, Fa
   if (tensor.device() != device || tensor.scalar_type() != dtype) {
     tensor.set_data(tensor.detach().to(device, dtype));
   }
+  if (has_tensor_plan && communicator.rank() == 0) broadcast_tensor(other, 0, mesh.along(MeshAxis::tensor));
   broadcast_tensor(other, 0, communicator);
 }
 
 }  // namespace
 
-Failure broadcast_others(const ModelParameters& model, Communicator& communicator) {
+Failure broadcast_others(const ModelParameters& model, const Mesh& mesh) {
   Failure unfilled;
   for (const auto* others : {&model.unbucketed, &model.unsaved}) {
-    for (const NamedTensor& other : *others) move_and_broadcast(other, communicator, unfilled);
+    for (const NamedTensor& other : *others) move_and_broadcast(other, mesh, model.has_tensor_plan, unfilled);
   }
   return unfilled;
 }

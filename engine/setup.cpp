@@ -119,6 +119,13 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   std::ostringstream text;
   describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed,
                           predivide, average, node_local, python, options.bucket_numel));
+  if (options.tensor_plan) {
+    text << " tensor plan";
+    for (const TensorPlanEntry& entry : *options.tensor_plan) {
+      text << ' ' << entry.pattern << ' ' << name_of(entry.style);
+      describe(text, entry.cut);
+    }
+  }
   if (optimizer) describe(text, group_configs(*optimizer, options));
   if (options.optimizer) {
     text << " client " << describe_torch_optimizer(*options.optimizer);

@@ -1,6 +1,8 @@
 #include "engine/tensor_shares.h"
 
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -8,7 +10,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/dtypes.h"
 #include "engine/state_placement.h"
+#include "zero/deferred_init.h"
+#include "zero/interception.h"
 
 namespace zerorun {
 namespace {
@@ -68,6 +73,30 @@ void check_plan_fits(const TensorPlan& plan, const Model& model) {
   }
 }
 
+// Its values would be gathered by another engine, for which each data group needs all of its ranks.
+void check_no_other_engine(const Model& model) {
+  for (const auto& [name, tensor] : model.parameters) {
+    if (tensor.layout() != at::kStrided || !owner_of(tensor) || is_deferred(tensor)) continue;
+    throw UserError(
+        "parameter " + name +
+        " is in the memory of another engine, from which a tensor plan cannot take it: destroy that "
+        "engine first");
+  }
+}
+
+// A frozen parameter that stays outside of buckets when it is whole.
+void check_can_be_split(const NamedTensor& frozen, Dtype training) {
+  const at::Tensor& tensor = frozen.tensor;
+  const bool converts = tensor.scalar_type() == scalar_type(training) ||
+                        (training != Dtype::fp32 && tensor.is_floating_point());
+  if (converts && tensor.is_non_overlapping_and_dense() && tensor.is_leaf()) return;
+  throw UserError("frozen parameter " + frozen.name + ", which the tensor plan splits, is " +
+                  std::string(c10::toString(tensor.scalar_type())) +
+                  (converts ? " with gaps: make it .contiguous()"
+                            : ": only parameters of the training's dtype can be split") +
+                  ", or leave it whole");
+}
+
 // An optimizer that looks at whole parameters would take a part for one.
 void check_works_on_parts(const Config& config, const InitializeOptions& options) {
   if (!config.optimizer || options.computes_only) return;
@@ -93,11 +122,14 @@ void split_parameters(ModelParameters& parameters, const Model& model, const Con
   const TensorPlan& plan = *options.tensor_plan;
   if (plan.empty()) return;
   check_plan_fits(plan, model);
+  check_no_other_engine(model);
   check_works_on_parts(config, options);
   const NamesOf names = names_of(model);
   auto planned = [&](const at::Tensor& tensor) {
     return share_of(plan, names.at(tensor.unsafeGetTensorImpl()), tensor.sizes(), ranks);
   };
+  // The last parts between dots: a module's bias is added to what its weight gives.
+  std::map<std::string, std::shared_ptr<const Split>> weights;
   auto assign = [](NamedParameter& parameter, PlannedShare share) {
     parameter.share = share.share;
     if (share.share == Share::split) parameter.split = std::make_shared<Split>(std::move(share.split));
@@ -109,10 +141,26 @@ void split_parameters(ModelParameters& parameters, const Model& model, const Con
     if (other.is_buffer) return false;
     PlannedShare share = planned(other.tensor);
     if (share.share != Share::split) return false;
+    check_can_be_split(other, config.precision.training);
     parameters.frozen.push_back({other.name, other.tensor, kFrozen});
     assign(parameters.frozen.back(), std::move(share));
     return true;
   });
+  for (const auto* bucketed : {&parameters.trained, &parameters.frozen}) {
+    for (const NamedParameter& parameter : *bucketed) {
+      if (parameter.split && parameter.name.ends_with(".weight"))
+        weights[parameter.name.substr(0, parameter.name.size() - 6)] = parameter.split;
+    }
+  }
+  for (const auto* bucketed : {&parameters.trained, &parameters.frozen}) {
+    for (const NamedParameter& parameter : *bucketed) {
+      if (!parameter.split || !parameter.name.ends_with(".bias")) continue;
+      const auto weight = weights.find(parameter.name.substr(0, parameter.name.size() - 4));
+      if (weight == weights.end() || weight->second->cuts_like(*parameter.split)) continue;
+      throw UserError("the tensor plan splits parameter " + parameter.name + " and " + weight->first +
+                      "weight differently: give both the same unit and blocks");
+    }
+  }
   const bool sums = std::ranges::any_of(
       parameters.trained, [](const NamedParameter& each) { return each.share == Share::summed; });
   if (sums && updates_on_host(config, mesh.data().device())) {
@@ -120,6 +168,10 @@ void split_parameters(ModelParameters& parameters, const Model& model, const Con
         "the tensor plan has parameters that are replicated_with_grad_allreduce, whose gradients are summed "
         "on the GPU, and offload_optimizer updates on the host: use one of the two");
   }
+}
+
+bool has_tensor_plan(const InitializeOptions& options, const Mesh& mesh) {
+  return mesh.sizes().tensor > 1 && options.tensor_plan && !options.tensor_plan->empty();
 }
 
 bool has_splits(const ModelParameters& parameters) {

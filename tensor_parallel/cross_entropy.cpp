@@ -6,6 +6,7 @@
 #include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -37,16 +38,22 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const at::Tensor index = local.masked_fill(is_own.logical_not(), 0).unsqueeze(-1);
     const at::Tensor exponentials = shifted.exp();
     const at::Tensor target = shifted.gather(-1, index).squeeze(-1).masked_fill(is_own.logical_not(), 0);
-    const at::Tensor sums = at::stack({exponentials.sum(-1), target}).contiguous();
+    const at::Tensor sums = at::stack({exponentials.sum(-1), target, is_own.to(at::kFloat)}).contiguous();
     group->communicator().all_reduce(sums.view({-1}), kLabel)->wait();
     const at::Tensor tokens = counts.sum().to(at::kFloat);
-    const at::Tensor losses = (sums[0].log() - sums[1]).masked_fill(counts.logical_not(), 0);
+    // A target that no rank has would count as one with logit 0.
+    const at::Tensor outside = counts.logical_and(sums[2].eq(0));
+    const at::Tensor losses = (sums[0].log() - sums[1])
+                                  .masked_fill(outside, std::numeric_limits<float>::quiet_NaN())
+                                  .masked_fill(counts.logical_not(), 0);
     context->save_for_backward({exponentials / sums[0].unsqueeze(-1), index, is_own, counts, tokens});
     context->saved_data["dtype"] = part.scalar_type();
     return losses.sum() / tokens;
   }
   // softmax - 1 at the target
   static variable_list backward(AutogradContext* context, variable_list gradients) {
+    if (at::GradMode::is_enabled() && gradients[0].requires_grad())
+      throw UserError("split_cross_entropy() has no second derivatives: gather the logits for them");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &softmax = saved[0], &index = saved[1], &is_own = saved[2], &counts = saved[3],
                      &tokens = saved[4];

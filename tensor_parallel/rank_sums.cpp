@@ -7,6 +7,8 @@
 
 #include <utility>
 
+#include "zero/interception.h"
+
 namespace zerorun {
 namespace {
 
@@ -68,7 +70,9 @@ at::Tensor gather(const at::Tensor& part, const Call& call) {
   std::vector<int64_t> sizes = part.sizes().vec();
   const int64_t rows = part.numel() / std::max<int64_t>(sizes.back(), 1);
   const int64_t width = split.largest_part();
-  at::Tensor own = part.contiguous().view({rows, sizes.back()});
+  // The communicator needs memory at an address, which a parameter has only while an operator uses it.
+  const at::Tensor plain = owner_of(part) ? part.clone(at::MemoryFormat::Contiguous) : part.contiguous();
+  at::Tensor own = plain.view({rows, sizes.back()});
   if (sizes.back() < width) {  // slices of a gather have one size
     const at::Tensor padded = at::zeros({rows, width}, own.options());
     padded.narrow(1, 0, sizes.back()).copy_(own);
@@ -77,15 +81,30 @@ at::Tensor gather(const at::Tensor& part, const Call& call) {
   const at::Tensor all = at::empty({ranks * rows * width}, own.options());
   call.group->communicator().all_gather(all, own.view({-1}), call.label)->wait();
   sizes.back() = split.whole;
-  const at::Tensor whole = at::empty({rows, split.whole}, own.options());
+  const at::Tensor result = at::empty(sizes, own.options());  // no view: programs write to it in place
+  const at::Tensor whole = result.view({rows, split.whole});
   Split by_columns = split;
   by_columns.dim = 1;
   for (int rank = 0; rank < ranks; ++rank) {
     const at::Tensor of_rank = all.narrow(0, rank * rows * width, rows * width).view({rows, width});
     copy_to_whole(whole, of_rank, by_columns, rank);
   }
-  return whole.view(sizes);
+  return result;
 }
+
+// This rank's part of a tensor that all ranks have whole.
+struct OwnPart : torch::autograd::Function<OwnPart> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& whole, const CallPtr& call) {
+    keep(context, call);
+    Split by_columns = call->split;
+    by_columns.dim = whole.dim() - 1;
+    return part_of(whole, by_columns, *call->group);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const CallPtr call = kept(context);
+    return {gather_over_ranks(gradients[0], call->split, call->group, call->label), at::Tensor()};
+  }
+};
 
 struct GatherOverRanks : torch::autograd::Function<GatherOverRanks> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& part, const CallPtr& call) {
@@ -93,14 +112,7 @@ struct GatherOverRanks : torch::autograd::Function<GatherOverRanks> {
     return gather(part, *call);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const CallPtr call = kept(context);
-    Split by_columns = call->split;
-    by_columns.dim = gradients[0].dim() - 1;
-    const int rank = call->group->rank();
-    const at::Tensor part =
-        at::empty(sizes_of_part(gradients[0].sizes(), by_columns, rank), gradients[0].options());
-    copy_part(part, gradients[0], by_columns, rank);
-    return {part, at::Tensor()};
+    return {OwnPart::apply(gradients[0], kept(context)), at::Tensor()};
   }
 };
 

@@ -1,4 +1,5 @@
 // The operators that have a meaning for split parameters.
+#include <ATen/WrapDimUtils.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
@@ -8,21 +9,25 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sub.h>
+#include <torch/csrc/autograd/edge.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
 #include "base/error.h"
 #include "tensor_parallel/tensor_rule.h"
+#include "zero/node_pointer.h"
 
 namespace zerorun {
 namespace {
 
-// to_ranks(x) of the last x, so that the products of one x (query, key and value) share a node, whose
-// gradient is summed over ranks once. Does not keep the node alive.
+// The node of to_ranks(x) of the last x, which the products of one x (query, key and value) share, so that
+// their gradients are summed over ranks once. Keeps neither x nor the node alive: the graph of the first
+// product does.
 struct LastEntered {
   c10::weak_intrusive_ptr<c10::TensorImpl> whole{c10::intrusive_ptr<c10::TensorImpl>()};
-  c10::weak_intrusive_ptr<c10::TensorImpl> entered{c10::intrusive_ptr<c10::TensorImpl>()};
+  WeakNodePointer node{NodePointer()};
   uint32_t version = 0;
   const TensorGroup* group = nullptr;
 };
@@ -40,7 +45,8 @@ SplitOperator::Method SplitOperator::method_of(const std::string& name) {
     std::map<std::string, Method> all = {
         {"aten::linear", &SplitOperator::linear},       {"aten::addmm", &SplitOperator::addmm},
         {"aten::embedding", &SplitOperator::embedding}, {"aten::add", &SplitOperator::add_bias},
-        {"aten::_to_copy", &SplitOperator::copy},       {"aten::clone", &SplitOperator::copy}};
+        {"aten::slice", &SplitOperator::slice},         {"aten::_to_copy", &SplitOperator::copy},
+        {"aten::clone", &SplitOperator::copy}};
     for (const char* product : {"matmul", "mm", "bmm", "mv"})
       all.emplace(std::string("aten::") + product, &SplitOperator::product);
     for (const char* in_place : {"add_", "sub_", "mul_", "div_", "copy_", "zero_", "fill_"})
@@ -51,8 +57,17 @@ SplitOperator::Method SplitOperator::method_of(const std::string& name) {
   return found == methods.end() ? nullptr : found->second;
 }
 
+// Not a form with `out` or with an argument more, which the methods would leave out.
+bool SplitOperator::is_known_form() const {
+  const c10::OperatorName& name = op_.operator_name();
+  const std::string& form = name.overload_name;
+  if (op_.schema().is_mutable() && !name.name.ends_with("_")) return false;
+  return form.empty() || form == "Tensor" || (form == "Scalar" && name.name.ends_with("_"));
+}
+
 void SplitOperator::run() {
-  if (const Method method = method_of(op_.operator_name().name)) return (this->*method)();
+  const Method method = method_of(op_.operator_name().name);
+  if (method && is_known_form()) return (this->*method)();
   const auto arguments = torch::jit::last(*stack_, op_.schema().arguments().size());
   auto refuse_split = [&](const at::Tensor& tensor) {
     if (const auto split = rule_.find(tensor)) refuse(*split, "has no meaning for a part of a parameter");
@@ -87,11 +102,15 @@ at::Tensor SplitOperator::enter(const at::Tensor& whole, const SplitTensor& weig
   LastEntered& last = last_entered;
   if (last.group == rule_.group().get() && last.version == version &&
       last.whole.lock().get() == whole.unsafeGetTensorImpl()) {
-    if (auto entered = last.entered.lock()) return at::Tensor(std::move(entered));
+    if (auto node = last.node.lock()) {
+      at::Tensor entered = whole.detach();
+      torch::autograd::impl::set_gradient_edge(entered, torch::autograd::Edge(std::move(node), 0));
+      return entered;
+    }
   }
   at::Tensor entered = to_ranks(whole, rule_.group(), "the gradient of the input of " + weight.name);
   last.whole = c10::weak_intrusive_ptr<c10::TensorImpl>(whole.getIntrusivePtr());
-  last.entered = c10::weak_intrusive_ptr<c10::TensorImpl>(entered.getIntrusivePtr());
+  last.node = WeakNodePointer(entered.grad_fn());
   last.version = version;
   last.group = rule_.group().get();
   return entered;
@@ -143,7 +162,8 @@ void SplitOperator::linear() {
     const at::Tensor result = sum(at::linear(input, weight->local()), *weight);
     return give(bias.defined() ? at::add(result, bias.to(result.scalar_type())) : result);
   }
-  if (bias.defined() && !split_bias) refuse(*weight, "has a bias that is not split like the weight");
+  if (bias.defined() && !(split_bias && split_bias->split->cuts_like(*weight->split)))
+    refuse(*weight, "has a bias that is not split like the weight");
   const std::optional<at::Tensor> local_bias = split_bias ? std::optional(split_bias->local()) : std::nullopt;
   give(leave(at::linear(enter(input, *weight), weight->local(), local_bias), *weight));
 }
@@ -165,7 +185,8 @@ void SplitOperator::addmm() {
     const bool plain = alpha.equal(1);
     return give(at::add(plain ? result : at::mul(result, alpha), bias.to(result.scalar_type()), beta));
   }
-  if (!split_bias) refuse(*weight, "has a bias that is not split like the weight");
+  if (!split_bias || !split_bias->split->cuts_like(*weight->split))
+    refuse(*weight, "has a bias that is not split like the weight");
   give(leave(at::addmm(split_bias->local(), enter(left, *weight), weight->local(), beta, alpha), *weight));
 }
 
@@ -178,6 +199,8 @@ void SplitOperator::embedding() {
   const auto& parts = weight->split->parts[static_cast<size_t>(rule_.group()->rank())];
   if (parts.size() != 1) refuse(*weight, "has its rows in several blocks");
   const auto& arguments = torch::jit::last(*stack_, 5);
+  if (arguments[3].toBool())
+    refuse(*weight, "counts indices (scale_grad_by_freq), each of which one rank has");
   const auto [begin, rows] = parts.front();
   const int64_t padding = arguments[2].toInt();
   const bool has_padding = padding >= begin && padding < begin + rows;
@@ -222,6 +245,29 @@ void SplitOperator::copy() {
   torch::jit::push(*stack_, rule_.marked_copy(plain, *original));
 }
 
+// A cut of the dimension that is split would be one of the part: `weight[:7]` of 10 rows has all 5 of a rank.
+void SplitOperator::slice() {
+  const auto original = split_argument(0);
+  const auto& arguments = torch::jit::last(*stack_, 5);
+  const int64_t dim = at::maybe_wrap_dim(arguments[1].toInt(), original->tensor.dim());
+  const int64_t begin = arguments[2].isNone() ? 0 : arguments[2].toInt();
+  const int64_t end = arguments[3].isNone() ? original->split->whole : arguments[3].toInt();
+  const bool is_all = begin == 0 && end >= original->split->whole && arguments[4].toInt() == 1;
+  if (dim == original->dim && !is_all) refuse(*original, "cuts the dimension that is split");
+  if (dim == original->dim) return give(original->tensor.view_as(original->tensor));
+  const int64_t size = original->tensor.size(dim);
+  auto clamped = [&](int64_t index) {
+    return std::clamp<int64_t>(index < 0 ? index + size : index, 0, size);
+  };
+  const int64_t first = clamped(begin), last = arguments[3].isNone() ? size : clamped(end);
+  std::vector<int64_t> sizes = original->tensor.sizes().vec(), strides = original->tensor.strides().vec();
+  const int64_t step = arguments[4].toInt();
+  sizes[static_cast<size_t>(dim)] = std::max<int64_t>((last - first + step - 1) / step, 0);
+  const int64_t offset = original->tensor.storage_offset() + first * strides[static_cast<size_t>(dim)];
+  strides[static_cast<size_t>(dim)] *= step;
+  give(original->tensor.as_strided(sizes, strides, offset));
+}
+
 // Writes to the part what each rank computes for it.
 void SplitOperator::write_in_place() {
   const at::Tensor target = argument(0);
@@ -237,14 +283,15 @@ void SplitOperator::write_in_place() {
     return op_.callBoxed(stack_);
   }
   if (at::GradMode::is_enabled() && target.requires_grad())
-    refuse(*written, "writes to a leaf that requires grad: write under a NoGradGuard (torch.no_grad())");
+    refuse(*written, "writes to a tensor that requires grad: write under a NoGradGuard (torch.no_grad())");
   at::NoGradGuard no_grad;
   torch::jit::peek(*stack_, 0, op_.schema().arguments().size()) = written->local();
   if (op_.schema().arguments().size() > 1 && argument(1).defined()) {
     const auto other = split_argument(1);
     const at::Tensor local = other ? other->local() : argument(1);
-    if (local.dim() > 0 && (!other || other->dim != written->dim || local.sizes() != target.sizes()))
-      refuse(*written, "takes a tensor that is not split like it");
+    const bool fits = other && other->dim == written->dim && local.sizes() == target.sizes() &&
+                      other->split->cuts_like(*written->split);
+    if (local.dim() > 0 && !fits) refuse(*written, "takes a tensor that is not split like it");
     torch::jit::peek(*stack_, 1, op_.schema().arguments().size()) = local;
   }
   op_.callBoxed(stack_);

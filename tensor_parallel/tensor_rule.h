@@ -72,6 +72,8 @@ class SplitOperator {
   void embedding();
   void add_bias();
   void copy();
+  void slice();
+  bool is_known_form() const;
   void write_in_place();
 
   at::Tensor argument(size_t index) const;

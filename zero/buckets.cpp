@@ -16,6 +16,7 @@
 #include "device/tensor_run.h"
 #include "device/zeroed_memory.h"
 #include "zero/deferred_init.h"
+#include "zero/node_pointer.h"
 
 namespace zerorun {
 namespace {
@@ -37,6 +38,12 @@ constexpr const char* kShared =
 constexpr const char* kIncomplete =
     "the engine was destroyed before the last update of this parameter had arrived on this rank, so its "
     "values are incomplete: end the run";
+constexpr const char* kSplit =
+    "this parameter is split among tensor ranks, and this rank has a part of it, which only operators use; "
+    "for "
+    "data_ptr(), storage() or saving open a GatheredParameters scope around the access, which shows all of "
+    "it "
+    "(C++: zerorun::GatheredParameters, Python: zerorun.zero.GatheredParameters)";
 constexpr const char* kPartGone =
     "the engine that computed with this rank's part of this parameter (tensor parallelism) was destroyed, "
     "and "
@@ -152,9 +159,10 @@ void Buckets::move_in(int bucket) {
   const at::Tensor exact =
       wants_exact ? allocate_for_one_use(*communicator_, bucket_layout.numel, Dtype::fp32) : flat;
   const std::string message =
-      named_in_message(bucket_layout, parameters_) + (bucket_layout.partitioned ? kReleased
-                                                      : shared(bucket)          ? kShared
-                                                                                : kPending);
+      named_in_message(bucket_layout, parameters_) + (is_split(bucket)            ? kSplit
+                                                      : bucket_layout.partitioned ? kReleased
+                                                      : shared(bucket)            ? kShared
+                                                                                  : kPending);
   storages_.push_back(marked() ? make_owned_storage(owners_[bucket], static_cast<int64_t>(flat.nbytes()),
                                                     flat.device(), message)
                                : flat.storage());
@@ -175,6 +183,8 @@ void Buckets::move_in(int bucket) {
       parameter.detach().clone();  // another engine gathers it, for which rank 0 needs all ranks
     }
     parameter.set_data(view_of_bucket(index, flat));
+    // A graph from before may keep the node that takes gradients of the whole parameter's sizes.
+    if (parameters_[index].split && parameter.requires_grad()) set_grad_accumulator(parameter, NodePointer());
   }
   communicator_->broadcast(exact, 0, "initial values of " + labels_[bucket])->wait();
   if (wants_exact && (shared(bucket) || gathers_once(bucket))) {
@@ -317,19 +327,18 @@ void Buckets::set_rule(OperatorRule* rule) {
 }
 
 void Buckets::give_memory(int bucket, void* data) const {
-  zerorun::give_memory(storages_[bucket], data);
-  if (is_split(bucket)) zerorun::give_memory(local_storages_[bucket], data);
+  zerorun::give_memory(is_split(bucket) ? local_storages_[bucket] : storages_[bucket], data);
 }
 
 void Buckets::take_memory(int bucket) const {
-  zerorun::take_memory(storages_[bucket]);
-  if (is_split(bucket)) zerorun::take_memory(local_storages_[bucket]);
+  zerorun::take_memory(is_split(bucket) ? local_storages_[bucket] : storages_[bucket]);
 }
 
 at::Tensor Buckets::local_view(const at::Tensor& tensor) const {
   at::Tensor local = marked_view(local_storages_[bucket_of(owner_of(tensor))], tensor.scalar_type(),
                                  tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  local.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
+  if (!local.is_inference())
+    local.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
   return local;
 }
 

@@ -15,9 +15,9 @@
 //
 // [Note: split parameters] Of a split parameter a bucket has this tensor rank's part, and the user's leaf has
 // the part's sizes. Operators on the leaf go to an OperatorRule (tensor_parallel/), which computes with
-// local_view()s. So a bucket of split parameters has two storages on the same memory: the leaves are views of
-// the first, whose operators go to the rule, and local views are views of the second, whose operators go to
-// the listener.
+// local_view()s. So a bucket of split parameters has two storages: the leaves are views of the first, whose
+// operators go to the rule, and which never has memory; local views are views of the second, whose operators
+// go to the listener.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -88,7 +88,8 @@ struct BucketOptions {
   bool whole_master = false;      // this rank keeps master weights of all slices, not only its own
   bool master_on_host = false;    // master weights are in host memory; see has_master() for fp32 values
   bool shards_on_host = false;    // the values of partitioned buckets are in host memory, not on the GPU
-  /// The ranks among which parameters are split; null if none is. Initial values are those of its rank 0.
+  /// The ranks that share the model, some of whose parameters they split; null if there is no such plan.
+  /// Initial values are those of its rank 0.
   Communicator* tensor = nullptr;
 };
 
@@ -147,7 +148,8 @@ class Buckets {
   }
   Dtype dtype() const { return options_.dtype; }
   bool has_master(int bucket) const { return zerorun::has_master(store_->layout(bucket), options_); }
-  /// Gives the storages of the bucket's parameters memory, or takes their memory away (zero/interception.h).
+  /// Gives the storage on which operators use the bucket's parameters memory, or takes the memory away
+  /// (zero/interception.h).
   void give_memory(int bucket, void* data) const;
   void take_memory(int bucket) const;
 

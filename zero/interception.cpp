@@ -196,7 +196,7 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   }
 }
 
-// For operators that only call others, which are intercepted instead unless a rule takes the whole operator.
+// For operators that touch no memory, or only call others, unless a rule takes them.
 void on_product(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   TouchedList touched;
   collect(touched, op, *stack);
@@ -207,7 +207,7 @@ void on_product(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   }
 }
 
-constexpr const char* kProducts[] = {"aten::linear", "aten::matmul"};
+constexpr const char* kProducts[] = {"aten::linear", "aten::matmul", "aten::slice.Tensor"};
 
 std::unique_ptr<torch::Library> make_library(const std::string& name) {
   return std::make_unique<torch::Library>(torch::Library::IMPL, name, std::optional(kKey), __FILE__,
@@ -252,7 +252,7 @@ void install_interception() {
     static auto& libraries = *new std::map<std::string, std::unique_ptr<torch::Library>>;
     static auto& all = *make_library("_").release();
     auto library = [](const c10::OperatorName& name) -> torch::Library& {
-      if (std::ranges::find(kProducts, name.name) != std::end(kProducts)) return *products();
+      if (std::ranges::find(kProducts, c10::toString(name)) != std::end(kProducts)) return *products();
       const std::string folder = name.name.substr(0, name.name.find("::"));
       auto& entry = libraries[folder];
       if (!entry) entry = make_library(folder);

@@ -82,7 +82,7 @@ class OperatorRule {
 /// Registers the fallback, once per process. Throws InternalError if LibTorch or another library uses the
 /// key.
 void install_interception();
-/// From now on rules are called for `linear` and `matmul` too, and not for what these call. Once per process.
+/// From now on rules are called for `slice` too, and for `linear` and `matmul`, and not for what these call.
 void intercept_whole_products();
 /// Whether neither a fallback nor a kernel is registered for the key yet.
 bool interception_key_is_free();

@@ -21,6 +21,14 @@ at::Tensor along(const at::Tensor& tensor, const Split& split, Range range) {
 
 }  // namespace
 
+bool Split::cuts_like(const Split& other) const {
+  auto same = [](const Range& a, const Range& b) { return a.begin == b.begin && a.numel == b.numel; };
+  return whole == other.whole &&
+         std::ranges::equal(parts, other.parts, [&](const auto& mine, const auto& theirs) {
+           return std::ranges::equal(mine, theirs, same);
+         });
+}
+
 int64_t Split::size_of_part(int rank) const {
   int64_t size = 0;
   for (const Range& range : parts[static_cast<size_t>(rank)]) size += range.numel;

@@ -20,6 +20,8 @@ struct Split {
   /// program sees them whole.
   bool gathers = false;
 
+  /// Whether both cut at the same indices, whatever the dimension.
+  bool cuts_like(const Split& other) const;
   /// The size of rank `rank`'s part along `dim`.
   int64_t size_of_part(int rank) const;
   /// The size of the largest part along `dim`.

@@ -14,7 +14,7 @@ at::Tensor initial(at::IntArrayRef sizes, uint64_t seed) {
 at::Tensor rotated(const at::Tensor& heads) {  // (B, H, T, D)
   const int64_t half = heads.size(-1) / 2;
   const at::Tensor positions = at::arange(heads.size(-2), at::kFloat).unsqueeze(1);
-  const at::Tensor angle = positions * at::pow(0.1, at::arange(half, at::kFloat));
+  const at::Tensor angle = (positions * at::pow(0.1, at::arange(half, at::kFloat))).to(heads.scalar_type());
   const at::Tensor first = heads.slice(-1, 0, half), second = heads.slice(-1, half);
   return at::cat({first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()},
                  -1);

@@ -20,9 +20,6 @@ namespace {
 using Catch::Contains;
 namespace F = torch::nn::functional;
 
-const std::string kSgd = R"({"type": "SGD", "params": {"lr": 0.1}})";
-const MeshSizes kTwoTensorRanks{.data = 1, .tensor = 2, .pipeline = 1};
-
 // A layer without a bias, a bias, and an embedding.
 struct PartsImpl : torch::nn::Module {
   PartsImpl() {
@@ -30,6 +27,7 @@ struct PartsImpl : torch::nn::Module {
     bias = register_parameter("bias", values({6}, 2));
     turned = register_parameter("turned", values({4, 6}, 3));
     rows = register_parameter("rows", values({10, 4}, 4));
+    register_module("inner", torch::nn::Linear(4, 8));
   }
   at::Tensor weight, bias, turned, rows;
 };
@@ -84,12 +82,44 @@ TEST_CASE("Operators without a meaning for parts are refused by name") {
       {[&](Parts& m, Engine&) { m->bias.uniform_(); }, "parameter bias"},
       {[&](Parts& m, Engine&) { m->weight.mul_(2); }, "NoGradGuard"},
       {[&](Parts& m, Engine&) { at::embedding(m->turned, at::zeros({2}, at::kLong)); }, "along its width"},
-      {[&](Parts& m, Engine&) { at::matmul(x, m->weight.narrow(0, 0, 2).t()); }, "unclear which"},
-      {[&](Parts& m, Engine&) { at::embedding(m->rows, at::full({2}, 10, at::kLong)); }, "rank 1"},
+      {[&](Parts& m, Engine&) { at::matmul(x, m->weight.narrow(0, 0, 2).t()); },
+       "cuts the dimension that is split"},
+      {[&](Parts& m, Engine&) { at::matmul(x, m->weight.slice(0, 0, 5).t()); }, "cuts the dimension"},
+      {[&](Parts& m, Engine&) { at::embedding(m->rows, at::zeros({2}, at::kLong), -1, true); },
+       "counts indices (scale_grad_by_freq)"},
+      {[&](Parts& m, Engine&) {
+         at::NoGradGuard no_grad;
+         at::Tensor out = at::zeros({3, 3});
+         at::mm_out(out, x, m->weight.t());
+       },
+       "operator aten::mm on parameter weight"},
+      {[](Parts& m, Engine&) { m->weight.const_data_ptr(); }, "open a GatheredParameters scope"},
   };
   for (const auto& [use, part] : rows) {
     CAPTURE(part);
     CHECK_THAT(error_of(use), Contains(part));
+  }
+}
+
+TEST_CASE(
+    "An index outside of the vocabulary is an error of the rank that has its end, and the others end with "
+    "it") {
+  for (const int64_t index : {-1, 10}) {
+    std::string error;
+    try {
+      run_ranks(
+          2,
+          [&](std::shared_ptr<Communicator> communicator) {
+            Parts model;
+            Engine engine = decoder_engine(*model, decoder_config(1, kSgd), kTwoTensorRanks,
+                                           std::move(communicator), kPartsPlan);
+            at::embedding(model->rows, at::full({2}, index, at::kLong));
+          },
+          std::chrono::milliseconds(300));
+    } catch (const std::exception& thrown) {
+      error = thrown.what();
+    }
+    CHECK_THAT(error, Contains("index out of range"));
   }
 }
 
@@ -112,6 +142,9 @@ TEST_CASE("Products with parts, in the forms in which programs write them, have 
       [&](Parts& m) { return at::linear(x.to(at::kDouble), m->weight.to(at::kDouble)).to(at::kFloat); },
   };
   const Use gathered[] = {
+      [&](Parts& m) {  // in place on a gathered result
+        return at::matmul(x, m->turned).mul_(2);
+      },
       [&](Parts& m) { return at::matmul(x, m->turned); },
       [&](Parts& m) { return at::matmul(m->turned.t(), x.transpose(1, 2)).transpose(1, 2); },
       [&](Parts& m) { return at::embedding(m->rows, tokens); },
@@ -244,6 +277,8 @@ TEST_CASE("Plans that do not fit are refused before the first step") {
        "has 1 unit(s) of 6 along dimension 0 for 2 tensor ranks"},
       {{{"weight", TensorStyle::colwise, {.unit = 0}}}, "below 1"},
       {{{"weight", TensorStyle::colwise, {.blocks = 4}}}, "4 block(s)"},
+      {{{"inner.weight", TensorStyle::colwise, {.blocks = 2}}, {"inner.bias", TensorStyle::colwise}},
+       "splits parameter inner.bias and inner.weight differently"},
   };
   for (const auto& [plan, part] : rows) {
     CAPTURE(part);

@@ -68,7 +68,7 @@ Engine decoder_engine(torch::nn::Module& model, const std::string& config, const
   return initialize(model, parse_config(config, "test config", {.world_size = ranks, .mesh = mesh}), options);
 }
 
-TrainedDecoder train_decoder(Engine& engine, Decoder& model, int steps, int first) {
+TrainedDecoder train_decoder(Engine& engine, Decoder& model, int steps, int first, bool plain_backward) {
   TrainedDecoder result;
   const Mesh& mesh = engine.mesh();
   const int accumulation = static_cast<int>(engine.config().batch.gradient_accumulation_steps);
@@ -77,7 +77,11 @@ TrainedDecoder train_decoder(Engine& engine, Decoder& model, int steps, int firs
     for (int micro = 0; micro < accumulation; ++micro) {
       const at::Tensor loss =
           model->loss(tokens_of(model->options, first + step, micro, mesh.coordinates().data));
-      engine.backward(loss);
+      if (plain_backward) {
+        engine.scale(loss).backward();
+      } else {
+        engine.backward(loss);
+      }
       engine.step();
       sum += loss.item<double>() / (accumulation * mesh.data().world_size());
     }

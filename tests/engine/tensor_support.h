@@ -12,6 +12,9 @@
 namespace zerorun::testing {
 
 inline constexpr double kClip = 0.5;
+inline const std::string kSgd = R"({"type": "SGD", "params": {"lr": 0.1}})";
+inline constexpr MeshSizes kTwoTensorRanks{.data = 1, .tensor = 2, .pipeline = 1};
+inline constexpr MeshSizes kTwoByTwo{.data = 2, .tensor = 2, .pipeline = 1};
 
 struct TrainedDecoder {
   std::vector<double> losses;
@@ -37,7 +40,9 @@ Engine decoder_engine(torch::nn::Module& model, const std::string& config, const
                       std::shared_ptr<Communicator> communicator, TensorPlan plan,
                       InitializeOptions options = {});
 
-/// `first`: the first step's number, which chooses the samples.
-TrainedDecoder train_decoder(Engine& engine, Decoder& model, int steps, int first = 0);
+/// `plain_backward`: calls loss.backward() instead of engine.backward(). `first`: the first step's number,
+/// which chooses the samples.
+TrainedDecoder train_decoder(Engine& engine, Decoder& model, int steps, int first = 0,
+                             bool plain_backward = false);
 
 }  // namespace zerorun::testing
