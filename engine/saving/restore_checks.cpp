@@ -9,6 +9,16 @@
 
 namespace zerorun {
 
+void Restore::check_mesh() const {
+  const MeshSizes saved = mesh_of(saved_->manifest());
+  const MeshSizes& own = state_->mesh.sizes();
+  const auto is_plain = [](const MeshSizes& sizes) { return sizes.tensor == 1 && sizes.pipeline == 1; };
+  if (saved == own || (is_plain(saved) && is_plain(own))) return;
+  throw UserError("the checkpoint was saved on " + describe(saved) + ", and this job has " + describe(own) +
+                  ": a checkpoint of a mesh cannot be loaded on another mesh yet, or without one; start the "
+                  "job with the same sizes");
+}
+
 void Restore::check_optimizer() const {
   const std::string& saved = saved_->manifest().optimizer;
   if (options_.optimizer_states && saved != state_->optimizer_name) {
@@ -45,6 +55,9 @@ void Restore::check_model() const {
           "\n  " + name +
           c10::str(" is ", parameter.shape, " with strides ", parameter.strides, " here, and ",
                    found->second.shape, " with strides ", found->second.strides, " in the checkpoint");
+    } else if (found->second.split != parameter.split) {
+      differences += "\n  " + name + " is split " + describe(parameter.split) + " here, and split " +
+                     describe(found->second.split) + " in the checkpoint";
     }
   }
   for (const auto& [name, parameter] : saved) {
