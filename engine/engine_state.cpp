@@ -142,7 +142,11 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
   // Comes before anything that may throw: the buckets have the parameters, so another engine has lost them.
   if (tensor_rule) buckets.set_rule(tensor_rule.get());
   owned.emplace(buckets.parameters(), [this](int parameter) { lose(parameter); });
-  const Failure unfilled = broadcast_others(parameters, mesh.data());
+  // A plan divides parameters in buckets; everything else is the same on all tensor ranks.
+  Failure unfilled;
+  if (tensor_rule) unfilled = broadcast_others(parameters, mesh.along(MeshAxis::tensor));
+  const Failure in_data_group = broadcast_others(parameters, mesh.data());
+  if (!unfilled) unfilled = in_data_group;
   on_all_ranks(mesh.world(), "initial values", [&] {
     buckets.unfilled().raise();
     unfilled.raise();

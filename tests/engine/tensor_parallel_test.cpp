@@ -77,4 +77,22 @@ TEST_CASE("A module split among tensor ranks trains like the whole one in a plai
   }
 }
 
+TEST_CASE("Frozen parameters that are whole, and buffers, are the same on all tensor ranks") {
+  const DecoderOptions options = {.lora = true};
+  for (const int stage : {0, 3}) {
+    CAPTURE(stage);
+    CHECK_NOTHROW(run_ranks(4, [&](std::shared_ptr<Communicator> communicator) {
+      const int rank = communicator->rank();
+      Decoder model(options), expected(options);
+      model->named_parameters()["last_norm.weight"].data().add_(rank);
+      const at::Tensor buffer = model->register_buffer("seen", at::full({3}, rank));
+      Engine engine = engine_of(*model, config_of(stage, kPlainOptimizers[0], 1), {2, 2, 1},
+                                std::move(communicator), plan_of(options));
+      expect_same(whole_parameters(engine, model).at("last_norm.weight"),
+                  expected->named_parameters()["last_norm.weight"].detach(), "a frozen parameter");
+      expect_same(buffer, at::zeros({3}, buffer.scalar_type()), "a buffer");
+    }));
+  }
+}
+
 }  // namespace zerorun::testing
