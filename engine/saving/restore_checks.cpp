@@ -1,7 +1,10 @@
 // The part of Restore that refuses checkpoints which do not fit, before anything is read.
 #include <ATen/ops/empty_strided.h>
 
+#include <algorithm>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "engine/saving/checkpoint_contents.h"
@@ -102,6 +105,18 @@ void Restore::check_window() const {
   compare("dtype of gradients in collectives:", saved.communication, own.communication);
   compare("dtype of gradients:", saved.dtype, own.dtype);
   compare("factor of gradients:", saved.factor, own.factor);
+  for (int index = 0; index < static_cast<int>(state_->buckets.trained().size()); ++index) {
+    const std::string& name = state_->buckets.parameters()[index].name;
+    const auto there = names_.find(name);
+    if (there == names_.end()) continue;
+    const std::vector<int> parts = saved_->parts_of(there->second, gradient_state());
+    const int part = saved_part(*state_, index, StateKind::gradient);
+    if (parts.empty() || std::ranges::find(parts, part) != parts.end()) continue;
+    const bool whole_here = part == checkpoint::kWhole;
+    differences +=
+        "\n  gradients of " + name + ": " +
+        (whole_here ? "of each tensor rank there, of all here" : "of all tensor ranks there, of each here");
+  }
   if (state_->scaler && state_->scaler->is_fixed())  // else the checkpoint's is restored
     compare("loss scale (fp16.loss_scale):", saved.loss_scale, state_->loss_scale());
   if (differences.empty()) return;

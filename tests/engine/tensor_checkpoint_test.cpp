@@ -98,7 +98,7 @@ void check_continues(const Way& way, const fs::path& folder) {
   }));
 }
 
-// A checkpoint of two steps with the options of `way`. Returns the whole parameters.
+// Saves after the micro-steps that `way` says. Returns the whole parameters.
 std::map<std::string, at::Tensor> save(const Way& way, const fs::path& folder) {
   std::map<std::string, at::Tensor> parameters;
   REQUIRE_NOTHROW(run_ranks(ranks_of(way.mesh), [&](std::shared_ptr<Communicator> communicator) {
@@ -106,13 +106,28 @@ std::map<std::string, at::Tensor> save(const Way& way, const fs::path& folder) {
     Decoder model(way.options);
     Engine engine = engine_of(*model, way.config, way.mesh, std::move(communicator), plan_of(way.options));
     Seen seen;
-    train(engine, model, 0, 2 * kAccumulation, seen);
+    train(engine, model, 0, way.saved, seen);
     engine.save_checkpoint(folder, "", way.saving);
     const auto values = whole_parameters(engine, model);
     if (is_first) parameters = values;
     engine.wait_for_checkpoint();
   }));
   return parameters;
+}
+
+// Expects `error` on each rank of a job that loads the checkpoint, and the same parameters and states as
+// before.
+void check_refused(const Way& way, const TensorPlan& plan, const fs::path& folder, const std::string& error) {
+  CAPTURE(describe(way.mesh), error);
+  CHECK_NOTHROW(run_ranks(ranks_of(way.mesh), [&](std::shared_ptr<Communicator> communicator) {
+    Decoder model(way.options);
+    Engine engine = engine_of(*model, way.config, way.mesh, std::move(communicator), plan);
+    Seen before, after;
+    add_states(engine, model, before);
+    expect_throws([&] { engine.load_checkpoint(folder); }, error, "refused on each rank");
+    add_states(engine, model, after);
+    expect_same(after, before);
+  }));
 }
 
 }  // namespace
@@ -152,33 +167,32 @@ TEST_CASE("A checkpoint of a mesh is refused on another mesh and without one, an
   const MeshSizes split = {2, 2, 1}, plain = {4, 1, 1}, more = {1, 4, 1};
   save({.mesh = split, .config = config}, folder / "split");
   save({.mesh = plain, .config = config}, folder / "plain");
-  auto check_refused = [&](const MeshSizes& mesh, const TensorPlan& plan, const std::string& from,
-                           const std::string& error) {
-    CAPTURE(describe(mesh), from);
-    CHECK_NOTHROW(run_ranks(ranks_of(mesh), [&](std::shared_ptr<Communicator> communicator) {
-      Decoder model(kGpt2);
-      Engine engine = engine_of(*model, config, mesh, std::move(communicator), plan);
-      Seen before, after;
-      add_states(engine, model, before);
-      expect_throws([&] { engine.load_checkpoint(folder / from); }, error, "refused on each rank");
-      add_states(engine, model, after);
-      expect_same(after, before);
-    }));
-  };
-  const TensorPlan plan = plan_of(kGpt2);
   const std::string words[] = {"data 2 x tensor 2 x pipeline 1", "data 4 x tensor 1 x pipeline 1",
                                "data 1 x tensor 4 x pipeline 1"};
   auto refusal = [&](int saved, int own) {
     return "the checkpoint was saved on " + words[saved] + ", and this job has " + words[own];
   };
-  check_refused(plain, plan, "split", refusal(0, 1));
-  check_refused(more, plan, "split", refusal(0, 2));
-  check_refused(split, plan, "plain", refusal(1, 0));
-  TensorPlan other = plan;
-  std::erase_if(other, [](const TensorPlanEntry& entry) { return entry.pattern == "embedding"; });
-  check_refused(split, other, "split",
+  const TensorPlan plan = plan_of(kGpt2);
+  check_refused({.mesh = plain, .config = config}, plan, folder / "split", refusal(0, 1));
+  check_refused({.mesh = more, .config = config}, plan, folder / "split", refusal(0, 2));
+  check_refused({.mesh = split, .config = config}, plan, folder / "plain", refusal(1, 0));
+}
+
+TEST_CASE("A checkpoint of a mesh is refused if the tensor plan is another one") {
+  const TemporaryFolder folder;
+  const Way way = {
+      .options = kQwen3, .config = config_of(2, kAdam, kAccumulation), .saved = 2 * kAccumulation + 1};
+  save(way, folder / "");
+  auto plan_without = [](const std::string& pattern) {
+    TensorPlan plan = plan_of(kQwen3);
+    std::erase_if(plan, [&](const TensorPlanEntry& entry) { return entry.pattern == pattern; });
+    return plan;
+  };
+  check_refused(way, plan_without("embedding"), folder / "",
                 "embedding.weight is split not here, and split along dimension 0 among 2 tensor ranks: "
                 "[0, 22) | [22, 44) in the checkpoint");
+  check_refused(way, plan_without("layers.*.q_norm"), folder / "",
+                "gradients of layers.0.q_norm.weight: of each tensor rank there, of all here");
 }
 
 TEST_CASE("The command verifies, shows, compares and exports a checkpoint of a mesh") {
@@ -207,7 +221,7 @@ TEST_CASE("The command verifies, shows, compares and exports a checkpoint of a m
 
   // A file of each tensor rank is needed, and each element once.
   const std::string file = "bucket-00000-rank-00001.safetensors";
-  const fs::path damaged = folder / "out" / "global_step2" / file;
+  const fs::path damaged = folder / "out" / "global_step3" / file;
   fs::resize_file(damaged, fs::file_size(damaged) - 4096);
   const Outcome found = folder.run("checkpoint verify out");
   CHECK(found.exit_code == 1);
