@@ -107,9 +107,9 @@ struct EngineState {
   /// parameter has left its bucket. Drops gradients that the program has dropped by the marks in grad(), and
   /// calls follow_failed_backward(). `call`: "engine.save_checkpoint".
   void check_between_steps(const std::string& call);
-  /// Throws UserError if the mesh has several data groups, in which `call` is not possible yet. The same on
-  /// all ranks.
-  void check_one_data_group(const std::string& call) const;
+  /// Throws UserError if data groups may have different parameters, of which the engine does not know how
+  /// they make up the model. The same on all ranks.
+  void check_knows_parts(const std::string& call) const;
   /// The same as check_between_steps() for calls that are no collectives: leaves gradients as they are.
   void check_no_step_is_open(const std::string& call) const;
   /// Bytes per trained parameter on the device where this rank computes, before division among ranks.

@@ -16,8 +16,8 @@ at::Tensor rotated(const at::Tensor& heads) {  // (B, H, T, D)
   const at::Tensor positions = at::arange(heads.size(-2), at::kFloat).unsqueeze(1);
   const at::Tensor angle = (positions * at::pow(0.1, at::arange(half, at::kFloat))).to(heads.scalar_type());
   const at::Tensor first = heads.slice(-1, 0, half), second = heads.slice(-1, half);
-  return at::cat({first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()},
-                 -1);
+  const at::Tensor cos = angle.cos().to(heads.scalar_type()), sin = angle.sin().to(heads.scalar_type());
+  return at::cat({first * cos - second * sin, second * cos + first * sin}, -1);
 }
 
 }  // namespace

@@ -89,11 +89,17 @@ TrainedDecoder train_decoder(Engine& engine, Decoder& model, int steps, int firs
     result.losses.push_back(sum.item<double>());
     result.norms.push_back(engine.get_global_grad_norm());
   }
+  result.parameters = whole_parameters(engine, model);
+  return result;
+}
+
+std::map<std::string, at::Tensor> whole_parameters(Engine& engine, Decoder& model) {
+  std::map<std::string, at::Tensor> values;
   for (const auto& parameter : model->named_parameters()) {
     GatheredParameters whole(engine, {parameter.value()});
-    result.parameters[parameter.key()] = parameter.value().detach().clone();
+    values[parameter.key()] = parameter.value().detach().clone();
   }
-  return result;
+  return values;
 }
 
 }  // namespace zerorun::testing

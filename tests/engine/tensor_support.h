@@ -45,4 +45,7 @@ Engine decoder_engine(torch::nn::Module& model, const std::string& config, const
 TrainedDecoder train_decoder(Engine& engine, Decoder& model, int steps, int first = 0,
                              bool plain_backward = false);
 
+/// The whole values of all parameters. A collective.
+std::map<std::string, at::Tensor> whole_parameters(Engine& engine, Decoder& model);
+
 }  // namespace zerorun::testing
