@@ -23,7 +23,6 @@ namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 
 constexpr int kAccumulation = 2;
-constexpr const char* kSgd = R"({"type": "SGD", "params": {"lr": 0.1}})";
 constexpr const char* kAdam = R"({"type": "AdamW", "params": {"lr": 0.003}})";
 constexpr const char* kBf16 = R"(, "bf16": {"enabled": true})";
 

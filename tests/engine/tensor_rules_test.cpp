@@ -8,7 +8,7 @@
 
 #include "engine/gathered_parameters.h"
 #include "engine/parameter_states.h"
-#include "engine/tensor_checks.h"
+#include "engine/tensor_parallel.h"
 #include "tensor_parallel/cross_entropy.h"
 #include "tests/engine/tensor_support.h"
 #include "tests/support/expectations.h"
