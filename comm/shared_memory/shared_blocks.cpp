@@ -41,9 +41,13 @@ std::optional<int64_t> SharedBlocks::reserve(int64_t bytes, int users_to_come) {
   return offset;
 }
 
-at::Tensor SharedBlocks::open(int64_t offset, int64_t numel, at::ScalarType dtype) {
+at::Tensor SharedBlocks::open(int64_t offset, int64_t numel, at::ScalarType dtype, uint64_t group) {
   const Block block{.offset = offset,
                     .bytes = in_whole_pages(numel * static_cast<int64_t>(c10::elementSize(dtype)))};
+  {
+    std::lock_guard lock(mutex_);
+    opened_[offset] = group;
+  }
   return at::from_blob(
       arena_.at(offset), {numel}, [self = shared_from_this(), block](void*) { self->let_go(block); },
       at::TensorOptions().dtype(dtype));
@@ -71,10 +75,12 @@ void SharedBlocks::give_back_pages(const at::Tensor& part) const {
   if (begin < end) madvise(arena_.at(begin), static_cast<size_t>(end - begin), MADV_REMOVE);
 }
 
-bool SharedBlocks::contains(const void* memory, size_t bytes) const {
+bool SharedBlocks::contains(const void* memory, size_t bytes, uint64_t group) const {
   const std::optional<int64_t> offset = arena_.offset_of(memory, bytes);
   if (!offset) return false;
   std::lock_guard lock(mutex_);
+  const auto after = opened_.upper_bound(*offset);
+  if (after == opened_.begin() || std::prev(after)->second != group) return false;
   const auto next = own_.upper_bound(*offset);
   return next == own_.begin() || std::prev(next)->first + std::prev(next)->second <= *offset;
 }
@@ -105,6 +111,7 @@ void SharedBlocks::let_go(const Block& block) {
   if (!home_.is_current()) return;
   {
     std::lock_guard lock(mutex_);
+    opened_.erase(block.offset);
     if (own_.erase(block.offset) > 0 && !map(block, MAP_SHARED)) return;
   }
   if (users(block).fetch_sub(1) > 2) return;

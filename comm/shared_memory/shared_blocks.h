@@ -29,8 +29,9 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   /// is no room.
   std::optional<int64_t> reserve(int64_t bytes, int users);
   /// Returns a 1-D tensor on a reserved block. Each rank opens the block once, and releases it when the
-  /// tensor is destroyed. A forked child releases nothing.
-  at::Tensor open(int64_t offset, int64_t numel, at::ScalarType dtype);
+  /// tensor is destroyed. A forked child releases nothing. `group`: the number of the group whose ranks share
+  /// the block.
+  at::Tensor open(int64_t offset, int64_t numel, at::ScalarType dtype, uint64_t group);
   /// Makes this rank's later writes to `tensor`, which is from open(), private to this rank. Pages that this
   /// rank has not written stay shared, so it would see other ranks' writes to them. Therefore, once any rank
   /// has called make_own(), each other rank must call make_own() before it writes to the block.
@@ -38,8 +39,9 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   /// Returns to the system the pages that lie wholly in `part`, which is a part of a tensor from open().
   void give_back_pages(const at::Tensor& part) const;
 
-  /// Whether the memory is in a block and this rank's writes to it are visible to all ranks.
-  bool contains(const void* memory, size_t bytes) const;
+  /// Whether the memory is in a block of this group, which its ranks share, and this rank's writes to it are
+  /// visible to all of them.
+  bool contains(const void* memory, size_t bytes, uint64_t group) const;
 
  private:
   struct Block {
@@ -54,8 +56,9 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   HomeProcess home_;
   SharedArena arena_;  // this rank allocates only in its own part of the segment
   mutable std::mutex mutex_;
-  std::vector<Block> reserved_;     // by this rank
-  std::map<int64_t, int64_t> own_;  // blocks for which make_own() was called: offset -> bytes
+  std::vector<Block> reserved_;         // by this rank
+  std::map<int64_t, int64_t> own_;      // blocks for which make_own() was called: offset -> bytes
+  std::map<int64_t, uint64_t> opened_;  // offset -> group
 };
 
 }  // namespace zerorun
