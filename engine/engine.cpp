@@ -174,7 +174,6 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   state.follow_schedule();
   state.check_before_backward("engine.backward");
   check_losses(state, loss);
-  state.summed_over_tensor_ranks = false;
   StepTimer::Scope scope(state.timer, Phase::backward);
   double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
   // A scale beyond float32 becomes infinity: gradients overflow, so the step is skipped and the scale falls.

@@ -211,7 +211,6 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
 }
 
 BackwardPasses::Start EngineState::begin_plain_backward() try {
-  summed_over_tensor_ranks = false;
   held.follow_failed_backward("loss.backward");
   held.follow_marks("loss.backward");
   check_before_backward("loss.backward");

@@ -80,8 +80,7 @@ struct EngineState {
   /// Finishes the reduction and has the device compute the step's outcome: the same bits on every rank and at
   /// every stage.
   void measure();
-  /// Sums the gradients of parameters that tensor ranks use on split values, over these ranks, once the sums
-  /// over data ranks are complete. Does nothing until the next backward if they are summed already.
+  /// Sums the gradients of parameters that tensor ranks use on split values, over these ranks.
   void sum_over_tensor_ranks();
   /// For optimizers that turn gradients into directions (Muon): computes the directions and their norm.
   void make_directions();
@@ -147,7 +146,6 @@ struct EngineState {
   HeldGradients held;
   bool should_stop = false;               // some rank had received SIGTERM by the last optimizer step
   std::atomic<int> scaled_backwards = 0;  // running backwards that began at a loss of scale()
-  bool summed_over_tensor_ranks = false;  // since the last backward
   bool gradients_compared = false;        // check_whole_gradients() has compared them
   bool computes_only = false;             // no optimizer: nothing is trained
   int lost_parameter = -1;                // the first one that another engine has taken; -1: none

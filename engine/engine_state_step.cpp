@@ -2,7 +2,6 @@
 #include <exception>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -83,7 +82,7 @@ void EngineState::measure() {
 }
 
 void EngineState::sum_over_tensor_ranks() {
-  if (!tensor_rule || std::exchange(summed_over_tensor_ranks, true)) return;
+  if (!tensor_rule) return;
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     if (store.layout(bucket).share != Share::summed) continue;
     const StateTensor& gradient = store.at(bucket, kGradient);

@@ -58,12 +58,23 @@ int ParameterStates::find_trained(const at::Tensor& parameter, const std::string
   throw UserError("ParameterStates: the parameter is frozen: it has no " + wanted);
 }
 
+// Whether step() sums the parameter's gradient over tensor ranks.
+bool ParameterStates::is_summed(int parameter) const {
+  return state_->buckets.parameters()[parameter].share == Share::summed;
+}
+
+std::vector<int64_t> ParameterStates::whole_sizes_of(int parameter) const {
+  std::vector<int64_t> sizes = state_->buckets.sizes(parameter).vec();
+  const auto& split = state_->buckets.parameters()[parameter].split;
+  if (split) sizes[static_cast<size_t>(split->dim)] = split->whole;
+  return sizes;
+}
+
 void ParameterStates::check_shape(int parameter, const std::string& what, const at::Tensor& values) const {
-  const NamedParameter& target = state_->buckets.parameters()[parameter];
-  std::vector<int64_t> expected = state_->buckets.sizes(parameter).vec();
-  if (target.split) expected[static_cast<size_t>(target.split->dim)] = target.split->whole;
+  const std::vector<int64_t> expected = whole_sizes_of(parameter);
   if (values.sizes() == expected) return;
-  throw UserError(c10::str(what, " of parameter ", target.name, ": expected values of shape ",
+  const std::string& name = state_->buckets.parameters()[parameter].name;
+  throw UserError(c10::str(what, " of parameter ", name, ": expected values of shape ",
                            at::IntArrayRef(expected), ", found ", values.sizes()));
 }
 
@@ -141,8 +152,13 @@ at::Tensor ParameterStates::read_gradient(const at::Tensor& parameter) const {
   c10::NoGradGuard no_grad;
   const int index = find_complete_gradient(parameter, "read_gradient");
   const StateTensor& gradient = state_->store.at(state_->buckets.bucket_of(index), kGradient);
-  return gather(index, gradient.own.to(at::kFloat), "gradient")
-      .div_(state_->averaging.after * state_->loss_scale());
+  at::Tensor whole = gather(index, gradient.own.to(at::kFloat), "gradient");
+  if (is_summed(index)) {
+    whole = whole.contiguous();
+    const std::string& name = state_->buckets.parameters()[index].name;
+    state_->mesh.along(MeshAxis::tensor).all_reduce(whole.view({-1}), "gradient of " + name)->wait();
+  }
+  return whole.div_(state_->averaging.after * state_->loss_scale());
 }
 
 void ParameterStates::write_gradient(const at::Tensor& parameter, const at::Tensor& values) {
@@ -155,6 +171,8 @@ void ParameterStates::write_gradient(const at::Tensor& parameter, const at::Tens
   const StateTensor& gradient = state_->store.at(bucket, kGradient);
   const at::Tensor part = part_of(index, values.to(at::kFloat));
   const at::Tensor piece = state_->buckets.flattened(index, part).mul(factor);
+  // step() sums it over tensor ranks.
+  if (is_summed(index) && state_->tensor_rule->group()->rank() > 0) piece.zero_();
   const int64_t offset = state_->store.layout().locations[index].offset;
   if (gradient.extent == Extent::bucket) {
     gradient.memory.narrow(0, offset, piece.numel()).copy_(piece);
@@ -175,6 +193,16 @@ bool ParameterStates::stays_whole(const at::Tensor& parameter) const {
   const Buckets& buckets = state_->buckets;
   if (!index) return true;
   return buckets.kind(buckets.bucket_of(*index)) == BucketKind::whole && !buckets.parameters()[*index].split;
+}
+
+bool ParameterStates::is_split(const at::Tensor& parameter) const {
+  const std::optional<int> index = find_in_buckets(parameter);
+  return index && state_->buckets.parameters()[*index].split;
+}
+
+std::vector<int64_t> ParameterStates::whole_sizes(const at::Tensor& parameter) const {
+  const std::optional<int> index = find_in_buckets(parameter);
+  return index ? whole_sizes_of(*index) : parameter.sizes().vec();
 }
 
 bool ParameterStates::has_parameters() const {

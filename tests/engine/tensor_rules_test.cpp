@@ -231,7 +231,7 @@ TEST_CASE("Programs write to parts without grad, and scopes and states show whol
     expect(model->weight.sizes() == at::IntArrayRef({3, 4}), "a part again");
     {
       GatheredParameters scope(engine, {model->weight, model->rows}, 1);
-      if (engine.mesh().data().rank() == 1) {
+      if (engine.communicator().rank() == 1) {
         at::NoGradGuard no_grad;
         model->weight.fill_(7);
         model->rows.set_data(values({10, 4}, 8));
