@@ -144,7 +144,6 @@ int ParameterStates::find_complete_gradient(const at::Tensor& parameter, const s
   }
   const int index = find_trained(parameter, "gradient");
   state.reducer.finish_window();  // step() calls it again, and then finds nothing left to reduce
-  state.sum_over_tensor_ranks();
   return index;
 }
 
