@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 #include "engine/engine_state.h"
 
 namespace zerorun {
@@ -17,5 +19,10 @@ void check_losses(const EngineState& state, const at::Tensor& loss);
 /// parameter and the word that would cure it. Returns false if gradients are not finite, which cannot be
 /// compared.
 bool check_whole_gradients(EngineState& state);
+
+/// Compares the values of trained parameters that are not split, as far as they are in memory, over the
+/// tensor group: ranks that were given other samples, or gradients, have drifted apart. Throws UserError on
+/// all ranks of the job. `call`: "engine.save_checkpoint".
+void check_whole_values(EngineState& state, const std::string& call);
 
 }  // namespace zerorun

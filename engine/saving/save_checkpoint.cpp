@@ -19,6 +19,7 @@
 #include "engine/saving/client_tensors.h"
 #include "engine/saving/restart_items.h"
 #include "engine/saving/save_checks.h"
+#include "engine/tensor_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -337,6 +338,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     check_client_tensors(options.client_tensors);
   };
   const bool shares = agree_to_save(state, check, [&] { return words_of(state, directory, tag, options); });
+  check_whole_values(state, "engine.save_checkpoint");
   const bool opens = state.residency && (shares || state.mesh.data().device().streams().asynchronous());
   open_slices(state, opens, "writes before a checkpoint");
   part.save_latest = options.save_latest;

@@ -254,4 +254,22 @@ TEST_CASE("A model of a mesh is saved whole, with the values of a plain process"
   }
 }
 
+TEST_CASE("A save finds tensor ranks whose whole parameters have drifted apart") {
+  const TemporaryFolder folder;
+  const DecoderOptions options;
+  CHECK_NOTHROW(run_ranks(4, [&](std::shared_ptr<Communicator> communicator) {
+    Decoder model(options);
+    Engine engine =
+        decoder_engine(*model, decoder_config(1, kSgd), kTwoByTwo, std::move(communicator), plan_of(options));
+    {
+      at::NoGradGuard no_grad;  // as if the second tensor rank had got another gradient
+      if (engine.mesh().coordinates().tensor == 1) model->named_parameters()["last_norm.weight"].add_(1);
+    }
+    engine.backward(model->loss(tokens_of(options, 0, 0, engine.mesh().coordinates().data)) * 0);
+    engine.step();
+    expect_throws([&] { engine.save_checkpoint(folder / "checkpoints"); }, "parameter last_norm.weight",
+                  "the save");
+  }));
+}
+
 }  // namespace zerorun::testing
