@@ -107,6 +107,36 @@ void check_works_on_parts(const Config& config, const InitializeOptions& options
                   "an element-wise optimizer such as AdamW, or no tensor plan");
 }
 
+// A module's bias is added to what its weight gives.
+void check_biases_fit(const ModelParameters& parameters) {
+  std::map<std::string, std::shared_ptr<const Split>> weights;  // by the name of the module, with a dot
+  for (const auto* bucketed : {&parameters.trained, &parameters.frozen}) {
+    for (const NamedParameter& parameter : *bucketed) {
+      if (parameter.split && parameter.name.ends_with(".weight"))
+        weights[parameter.name.substr(0, parameter.name.size() - 6)] = parameter.split;
+    }
+  }
+  for (const auto* bucketed : {&parameters.trained, &parameters.frozen}) {
+    for (const NamedParameter& parameter : *bucketed) {
+      if (!parameter.split || !parameter.name.ends_with(".bias")) continue;
+      const auto weight = weights.find(parameter.name.substr(0, parameter.name.size() - 4));
+      if (weight == weights.end() || weight->second->cuts_like(*parameter.split)) continue;
+      throw UserError("the tensor plan splits parameter " + parameter.name + " and " + weight->first +
+                      "weight differently: give both the same unit and blocks");
+    }
+  }
+}
+
+void check_sums_on_device(const ModelParameters& parameters, const Config& config, const Mesh& mesh) {
+  const bool sums = std::ranges::any_of(
+      parameters.trained, [](const NamedParameter& each) { return each.share == Share::summed; });
+  if (sums && updates_on_host(config, mesh.data().device())) {
+    throw UserError(
+        "the tensor plan has parameters that are replicated_with_grad_allreduce, whose gradients are summed "
+        "on the GPU, and offload_optimizer updates on the host: use one of the two");
+  }
+}
+
 }  // namespace
 
 void split_parameters(ModelParameters& parameters, const Model& model, const Config& config,
@@ -128,8 +158,6 @@ void split_parameters(ModelParameters& parameters, const Model& model, const Con
   auto planned = [&](const at::Tensor& tensor) {
     return share_of(plan, names.at(tensor.unsafeGetTensorImpl()), tensor.sizes(), ranks);
   };
-  // The last parts between dots: a module's bias is added to what its weight gives.
-  std::map<std::string, std::shared_ptr<const Split>> weights;
   auto assign = [](NamedParameter& parameter, PlannedShare share) {
     parameter.share = share.share;
     if (share.share == Share::split) parameter.split = std::make_shared<Split>(std::move(share.split));
@@ -146,28 +174,8 @@ void split_parameters(ModelParameters& parameters, const Model& model, const Con
     assign(parameters.frozen.back(), std::move(share));
     return true;
   });
-  for (const auto* bucketed : {&parameters.trained, &parameters.frozen}) {
-    for (const NamedParameter& parameter : *bucketed) {
-      if (parameter.split && parameter.name.ends_with(".weight"))
-        weights[parameter.name.substr(0, parameter.name.size() - 6)] = parameter.split;
-    }
-  }
-  for (const auto* bucketed : {&parameters.trained, &parameters.frozen}) {
-    for (const NamedParameter& parameter : *bucketed) {
-      if (!parameter.split || !parameter.name.ends_with(".bias")) continue;
-      const auto weight = weights.find(parameter.name.substr(0, parameter.name.size() - 4));
-      if (weight == weights.end() || weight->second->cuts_like(*parameter.split)) continue;
-      throw UserError("the tensor plan splits parameter " + parameter.name + " and " + weight->first +
-                      "weight differently: give both the same unit and blocks");
-    }
-  }
-  const bool sums = std::ranges::any_of(
-      parameters.trained, [](const NamedParameter& each) { return each.share == Share::summed; });
-  if (sums && updates_on_host(config, mesh.data().device())) {
-    throw UserError(
-        "the tensor plan has parameters that are replicated_with_grad_allreduce, whose gradients are summed "
-        "on the GPU, and offload_optimizer updates on the host: use one of the two");
-  }
+  check_biases_fit(parameters);
+  check_sums_on_device(parameters, config, mesh);
 }
 
 bool has_tensor_plan(const InitializeOptions& options, const Mesh& mesh) {

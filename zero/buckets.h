@@ -234,6 +234,8 @@ class Buckets {
   void move_in(int bucket);
   /// `flat`: the bucket's memory, needed only if buckets are not marked.
   at::Tensor view_of_bucket(int parameter, const at::Tensor& flat) const;
+  /// What access to the storage without memory throws.
+  std::string message_without_memory(int bucket) const;
   bool is_split(int bucket) const { return store_->layout(bucket).share == Share::split; }
   void fill(int parameter, at::Tensor place);
   void fill_for_tensor_ranks(int parameter, at::Tensor place);
