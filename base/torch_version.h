@@ -12,7 +12,7 @@
 #define ZERORUN_TORCH_OLDEST_MINOR 11
 #define ZERORUN_TORCH_NEWEST_MINOR 15
 
-// Pointers to nodes of autograd's graph are of another kind from 2.13 on: engine/node_pointer.h.
+// Pointers to nodes of autograd's graph are of another kind from 2.13 on: zero/node_pointer.h.
 
 // The NCCL that torch's wheels bring, from the oldest version on, as NCCL encodes it.
 #define ZERORUN_TORCH_NCCL "22809 22907 22907 23007 23007"

@@ -77,6 +77,8 @@ class Comparison {
     const Manifest& second = second_.manifest();
     compare_setting("generation", std::to_string(first.generation), std::to_string(second.generation));
     compare_setting("world_size", std::to_string(first.world_size), std::to_string(second.world_size));
+    if (first.mesh || second.mesh)
+      compare_setting("mesh", describe(mesh_of(first)), describe(mesh_of(second)));
     compare_setting("stage", std::to_string(first.stage), std::to_string(second.stage));
     compare_setting("precision", first.precision, second.precision);
     compare_setting("optimizer", first.optimizer, second.optimizer);
@@ -124,33 +126,42 @@ class Comparison {
       add(name, "", a->second.trained ? "trained and frozen" : "frozen and trained");
     if (a->second.aliases != b->second.aliases)
       add(name, "", "tied names " + to_text(a->second.aliases) + " and " + to_text(b->second.aliases));
-    int64_t numel = 1;
-    for (const int64_t size : a->second.shape) numel *= size;
+    if (a->second.split != b->second.split)
+      return add(name, "", "split " + describe(a->second.split) + ", and " + describe(b->second.split));
     std::set<std::string> states;
     for (const std::string& state : first_.states_of(name)) states.insert(state);
     for (const std::string& state : second_.states_of(name)) states.insert(state);
-    for (const std::string& state : states) compare_state(name, state, numel);
+    for (const std::string& state : states) compare_state(name, a->second, state);
   }
 
-  void compare_state(const std::string& name, const std::string& state, int64_t numel) {
+  void compare_state(const std::string& name, const SavedParameter& parameter, const std::string& state) {
     const std::string first = first_.dtype_of(name, state);
     const std::string second = second_.dtype_of(name, state);
     if (first.empty()) return add(name, state, "only in the second");
     if (second.empty()) return add(name, state, "only in the first");
     if (first != second) return add(name, state, "dtype " + first + " and " + second);
+    const std::vector<int> parts = first_.parts_of(name, state);
+    if (parts != second_.parts_of(name, state)) return add(name, state, "of other tensor ranks");
     ++result_.compared;
-    StateDifference difference{.parameter = name, .state = state, .reason = "values", .numel = numel};
+    StateDifference difference{.parameter = name, .state = state, .reason = "values"};
+    for (const int part : parts) compare_part(part, numel_of(part_of(parameter, part)), first, difference);
+    if (difference.differing > 0) result_.states.push_back(difference);
+  }
+
+  void compare_part(int part, int64_t numel, const std::string& dtype, StateDifference& difference) {
+    const std::string& name = difference.parameter;
+    const std::string& state = difference.state;
+    difference.numel += numel;
     constexpr int64_t kPieceBytes = int64_t{1} << 20;
-    const int64_t size = element_bytes(first);
+    const int64_t size = element_bytes(dtype);
     for (int64_t begin = 0; begin < numel; begin += kPieceBytes / size) {
       const int64_t count = std::min(kPieceBytes / size, numel - begin);
       a_.resize(static_cast<size_t>(count * size));
       b_.resize(a_.size());
-      first_.read(name, state, begin, count, a_);
-      second_.read(name, state, begin, count, b_);
-      if (a_ != b_) compare_piece(first, size, difference);
+      first_.read(name, state, begin, count, a_, part);
+      second_.read(name, state, begin, count, b_, part);
+      if (a_ != b_) compare_piece(dtype, size, difference);
     }
-    if (difference.differing > 0) result_.states.push_back(difference);
   }
 
   void compare_piece(const std::string& dtype, int64_t size, StateDifference& difference) {

@@ -11,6 +11,8 @@
 #include "base/error.h"
 #include "base/hexadecimal.h"
 #include "checkpoint/checksums.h"
+#include "checkpoint/json_members.h"
+#include "checkpoint/manifest_mesh.h"
 #include "checkpoint/manifest_text.h"
 
 namespace zerorun::checkpoint {
@@ -22,13 +24,7 @@ using nlohmann::ordered_json;  // keeps the order of the keys of client_state
 constexpr const char* kFormat = "zerorun checkpoint";
 constexpr int kVersion = 2;
 constexpr int kOldestVersion = 1;  // without "saving", "skippable" and the parameters' "group"
-
-// Members that are reserved for trainings whose ranks form a mesh. A reader that skipped them would take a
-// part of a parameter for all of it, so no manifest can declare them skippable.
-constexpr const char* kMesh = "mesh";
-constexpr const char* kPart = "part";  // of a range
-
-using Skippable = std::set<std::string>;  // "data_position", or "ranges.sum_group" for a member of a range
+constexpr int64_t kMostRanks = 1 << 20;
 
 std::vector<uint8_t> bytes_of(const std::string& text) {
   auto digit = [&](char c) -> int {
@@ -68,66 +64,14 @@ json to_value(const StateFileFacts& file) {
                       {"begin", range.begin},
                       {"numel", range.numel},
                       {"offset", range.offset}});
+    if (range.part != kWhole) ranges.back()["part"] = range.part;
   }
   return {{"bytes", file.bytes}, {"checksums", std::move(checksums)}, {"ranges", std::move(ranges)}};
 }
 
-// Reads the members of a JSON object. end() throws if the object has members that were not read, except those
-// that the manifest declares skippable.
-class Members {
- public:
-  /// `kind`: what the names of skippable members of this object start with, such as "ranges.".
-  Members(const json& value, std::string where, const Skippable& skippable, std::string kind)
-      : value_(&value), where_(std::move(where)), kind_(std::move(kind)), skippable_(&skippable) {
-    if (!value.is_object()) fail("expected an object");
-  }
-  const json& at(const std::string& key) {
-    taken_.insert(key);
-    if (!value_->contains(key)) fail("\"" + key + "\" is missing");
-    return (*value_)[key];
-  }
-  template <typename T>
-  T get(const std::string& key) {
-    const json& value = at(key);
-    try {
-      return value.get<T>();
-    } catch (const json::exception& error) {
-      fail("\"" + key + "\": " + error.what());
-    }
-  }
-  void end() const {
-    for (const auto& [key, value] : value_->items()) {
-      if (taken_.contains(key)) continue;
-      if (key == kMesh || key == kPart)
-        fail("\"" + key +
-             "\": the checkpoint is from ranks that form a mesh, which this version of ZeroRun " +
-             "does not read: read it with the version that wrote it");
-      if (skippable_->contains(kind_ + key)) continue;
-      fail("\"" + key + "\" is a key that this version of ZeroRun does not know: read it with the version " +
-           "that wrote it");
-    }
-  }
-
- private:
-  [[noreturn]] void fail(const std::string& what) const { throw UserError(where_ + ": " + what); }
-
-  const json* value_;
-  std::string where_;
-  std::string kind_;
-  const Skippable* skippable_;
-  std::set<std::string> taken_;
-};
-
-int64_t count_in(Members& members, const std::string& key, const std::string& where) {
-  constexpr int64_t kMost = int64_t{1} << 60;
-  const json& value = members.at(key);
-  if (value.is_number_integer() && value >= 0 && value <= kMost) return value.get<int64_t>();
-  throw UserError(where + ": \"" + key + "\" is " + value.dump() + ", expected a count");
-}
-
 StateFileFacts parse_file(const json& value, const std::string& where, const Skippable& skippable) {
   Members members(value, where, skippable, "files.");
-  StateFileFacts file{.bytes = count_in(members, "bytes", where), .checksums = {}, .ranges = {}};
+  StateFileFacts file{.bytes = members.count("bytes"), .checksums = {}, .ranges = {}};
   for (const json& checksum : members.at("checksums"))
     file.checksums.push_back(from_hexadecimal(checksum.get<std::string>()));
   if (static_cast<int64_t>(file.checksums.size()) != (file.bytes + kChecksumBlock - 1) / kChecksumBlock) {
@@ -138,11 +82,12 @@ StateFileFacts parse_file(const json& value, const std::string& where, const Ski
     file.ranges.push_back({.parameter = range.get<std::string>("parameter"),
                            .state = range.get<std::string>("state"),
                            .dtype = range.get<std::string>("dtype"),
-                           .begin = count_in(range, "begin", where),
-                           .numel = count_in(range, "numel", where),
-                           .offset = count_in(range, "offset", where)});
+                           .begin = range.count("begin"),
+                           .numel = range.count("numel"),
+                           .offset = range.count("offset")});
+    StateRange& added = file.ranges.back();
+    if (range.find("part")) added.part = static_cast<int>(std::min(range.count("part"), kMostRanks));
     range.end();
-    const StateRange& added = file.ranges.back();
     if (added.offset > file.bytes || added.numel > (file.bytes - added.offset) / element_bytes(added.dtype)) {
       throw UserError(where + ": " + added.parameter + " goes beyond the file's end");
     }
@@ -176,8 +121,8 @@ std::optional<SavedWindow> parse_window(const json& value, const std::string& wh
                                         const Skippable& skippable) {
   if (value.is_null()) return std::nullopt;
   Members members(value, where, skippable, "window.");
-  SavedWindow window{.micro_steps = count_in(members, "micro_steps", where),
-                     .accumulation_steps = count_in(members, "accumulation_steps", where),
+  SavedWindow window{.micro_steps = members.count("micro_steps"),
+                     .accumulation_steps = members.count("accumulation_steps"),
                      .is_summed = members.get<bool>("is_summed"),
                      .dtype = members.get<std::string>("dtype"),
                      .communication = members.get<std::string>("communication"),
@@ -217,14 +162,24 @@ void check_checksum(json& value, const std::string& place) {
   value["checksum"] = recorded;
 }
 
-// The number of elements of a parameter. Throws UserError if its shape or its number of strides is invalid.
-int64_t numel_of(const SavedParameter& parameter, const std::string& where) {
+// Throws UserError if the parameter's shape or its number of strides is invalid.
+void check_shape(const SavedParameter& parameter, const std::string& where) {
   int64_t numel = 1;
   bool is_valid = parameter.shape.size() == parameter.strides.size();
   for (const int64_t size : parameter.shape)
     is_valid = is_valid && size >= 0 && !__builtin_mul_overflow(numel, size, &numel);
   if (!is_valid) throw UserError(where + ": expected a shape from 0 up, and as many strides");
-  return numel;
+}
+
+// Whether the range is one of a parameter, and its part is one that the parameter has.
+bool is_in(const StateRange& range, const Manifest& manifest) {
+  const auto parameter = manifest.parameters.find(range.parameter);
+  const int tensor_ranks = manifest.mesh ? manifest.mesh->tensor : 0;
+  if (parameter == manifest.parameters.end() || range.part >= tensor_ranks) return false;
+  const SavedParameter& whole = parameter->second;
+  if (whole.split && range.part == kWhole) return false;
+  const int64_t numel = whole.split ? numel_of(part_of(whole, range.part)) : numel_of(whole);
+  return range.begin <= numel && range.numel <= numel - range.begin;
 }
 
 bool is_name_of_file(const std::string& name) {
@@ -239,17 +194,13 @@ void check_consistent(const Manifest& manifest, const std::string& place) {
     throw UserError(place + ": numbers of " + std::to_string(manifest.numbers.size()) + " ranks, expected " +
                     std::to_string(manifest.world_size));
   }
-  std::map<std::string, int64_t> numels;
-  for (const auto& [name, parameter] : manifest.parameters)
-    numels[name] = numel_of(parameter, place + ": parameter " + name);
   for (const auto& [name, file] : manifest.files) {
     const std::string where = place + ": file \"" + name + "\"";
     if (!is_name_of_file(name)) {
       throw UserError(where + ": expected the name of a file of the checkpoint's folder");
     }
     for (const StateRange& range : file.ranges) {
-      const auto numel = numels.find(range.parameter);
-      if (numel == numels.end() || range.begin > numel->second || range.numel > numel->second - range.begin)
+      if (!is_in(range, manifest))
         throw UserError(where + ": a range of " + range.parameter + " that it does not have");
     }
   }
@@ -266,20 +217,22 @@ Manifest parse_members(const json& value, const std::string& place) {
                     std::to_string(version) + ": read it with the ZeroRun that wrote it");
   }
   if (version > 1) skippable = members.get<Skippable>("skippable");
-  Manifest manifest{
-      .tag = members.get<std::string>("tag"),
-      .saving = version > 1 ? count_in(members, "saving", place) : 0,
-      .generation = members.get<int64_t>("generation"),
-      .world_size = static_cast<int>(std::min<int64_t>(count_in(members, "world_size", place), 1 << 20)),
-      .stage = members.get<int>("stage"),
-      .precision = members.get<std::string>("precision"),
-      .optimizer = members.get<std::string>("optimizer"),
-      .parameters = {},
-      .files = {},
-      .numbers = {},
-      .window = parse_window(members.at("window"), place + ": window", skippable)};
+  Manifest manifest{.tag = members.get<std::string>("tag"),
+                    .saving = version > 1 ? members.count("saving") : 0,
+                    .generation = members.get<int64_t>("generation"),
+                    .world_size = static_cast<int>(std::min(members.count("world_size"), kMostRanks)),
+                    .stage = members.get<int>("stage"),
+                    .precision = members.get<std::string>("precision"),
+                    .optimizer = members.get<std::string>("optimizer"),
+                    .parameters = {},
+                    .files = {},
+                    .numbers = {},
+                    .window = parse_window(members.at("window"), place + ": window", skippable)};
   for (const auto& [name, parameter] : members.at("parameters").items())
     manifest.parameters[name] = parse_parameter(parameter, place + ": parameter " + name, skippable, version);
+  for (const auto& [name, parameter] : manifest.parameters)
+    check_shape(parameter, place + ": parameter " + name);
+  if (const json* mesh = members.find("mesh")) read_mesh_member(manifest, *mesh, place);
   for (const auto& [name, file] : members.at("files").items())
     manifest.files[name] = parse_file(file, place + ": file " + name, skippable);
   for (const json& numbers : members.at("numbers")) manifest.numbers.push_back(parse_numbers(numbers));
@@ -290,6 +243,10 @@ Manifest parse_members(const json& value, const std::string& place) {
 }
 
 }  // namespace
+
+MeshSizes mesh_of(const Manifest& manifest) {
+  return manifest.mesh.value_or(MeshSizes{.data = manifest.world_size, .tensor = 1, .pipeline = 1});
+}
 
 std::string to_json(const Manifest& manifest) {
   json parameters = json::object();
@@ -318,6 +275,7 @@ std::string to_json(const Manifest& manifest) {
                 {"numbers", std::move(numbers)},
                 {"window", to_value(manifest.window)},
                 {"client_state", json(client_state)}};
+  if (manifest.mesh) value["mesh"] = mesh_member(manifest);
   value["checksum"] = checksum_of_members(value);
   ordered_json written(std::move(value));
   written["client_state"] = std::move(client_state);

@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "base/mesh_sizes.h"
+#include "checkpoint/saved_parameter.h"
 #include "checkpoint/state_file.h"
 
 namespace zerorun::checkpoint {
@@ -16,16 +18,6 @@ namespace zerorun::checkpoint {
 /// A number or a byte string that a restart needs in addition to the slices.
 using RestartValue = std::variant<int64_t, double, std::vector<uint8_t>>;
 using RestartValues = std::map<std::string, RestartValue>;
-
-struct SavedParameter {
-  std::vector<int64_t> shape;
-  std::vector<int64_t> strides;  // ranges in files count elements in the memory order of these strides
-  bool trained = true;
-  bool excluded = false;  // true: in no file, so the program that loads the checkpoint must have it
-  std::vector<std::string> aliases = {};  // other names of the same parameter (tied weights)
-  int64_t group = -1;  // index of its parameter group; -1: not trained, or unknown (imported, version 1)
-  friend bool operator==(const SavedParameter&, const SavedParameter&) = default;
-};
 
 /// Describes the gradients of a checkpoint that was saved between two micro-steps of an optimizer step.
 struct SavedWindow {
@@ -56,9 +48,13 @@ struct Manifest {
   std::map<std::string, StateFileFacts> files;
   std::vector<RestartValues> numbers;  // by rank
   std::optional<SavedWindow> window = {};
-  std::string client_state = "null";  // as JSON text
-  std::string checksum = {};          // of a manifest that was read: two with the same checksum say the same
+  std::string client_state = "null";   // as JSON text
+  std::optional<MeshSizes> mesh = {};  // resolved; absent: all ranks are data ranks
+  std::string checksum = {};           // of a manifest that was read: two with the same checksum say the same
 };
+
+/// The mesh of the run that wrote the checkpoint.
+MeshSizes mesh_of(const Manifest& manifest);
 
 std::string to_json(const Manifest& manifest);
 /// Throws UserError if `text` is not a valid manifest. The message names `place` and the defect.

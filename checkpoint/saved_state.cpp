@@ -22,26 +22,37 @@ SavedState::SavedState(FileSystem& files, fs::path folder)
     : files_(&files), folder_(std::move(folder)), manifest_(read_manifest(files, folder_)) {
   for (const auto& [name, file] : manifest_.files) {
     for (const StateRange& range : file.ranges)
-      places_[{range.parameter, range.state}].push_back({name, range});
+      places_[{range.parameter, range.state}][range.part].push_back({name, range});
   }
-  for (auto& [state, places] : places_) {
-    std::ranges::sort(places, {}, [](const Place& place) { return place.range.begin; });
-    const std::string& dtype = places.front().range.dtype;
-    if (std::ranges::all_of(places, [&](const Place& place) { return place.range.dtype == dtype; })) continue;
-    throw UserError(folder_.string() + ": " + state.second + " of " + state.first +
-                    " exists in several dtypes");
+  for (auto& [state, parts] : places_) {
+    const std::string& dtype = parts.begin()->second.front().range.dtype;
+    for (auto& [part, places] : parts) {
+      std::ranges::sort(places, {}, [](const Place& place) { return place.range.begin; });
+      if (std::ranges::all_of(places, [&](const Place& place) { return place.range.dtype == dtype; }))
+        continue;
+      throw UserError(folder_.string() + ": " + state.second + " of " + state.first +
+                      " exists in several dtypes");
+    }
   }
 }
 
-const std::vector<SavedState::Place>* SavedState::places_of(const std::string& parameter,
-                                                            const std::string& state) const {
+const SavedState::Places* SavedState::places_of(const std::string& parameter,
+                                                const std::string& state) const {
   const auto found = places_.find({parameter, state});
   return found == places_.end() ? nullptr : &found->second;
 }
 
 std::string SavedState::dtype_of(const std::string& parameter, const std::string& state) const {
-  const auto* places = places_of(parameter, state);
-  return places ? places->front().range.dtype : "";
+  const Places* places = places_of(parameter, state);
+  return places ? places->begin()->second.front().range.dtype : "";
+}
+
+std::vector<int> SavedState::parts_of(const std::string& parameter, const std::string& state) const {
+  std::vector<int> parts;
+  if (const Places* places = places_of(parameter, state)) {
+    for (const auto& [part, of_part] : *places) parts.push_back(part);
+  }
+  return parts;
 }
 
 std::vector<std::string> SavedState::states_of(const std::string& parameter) const {
@@ -73,13 +84,13 @@ StateFileReader& SavedState::reader_of(const std::string& file) {
 }
 
 void SavedState::read(const std::string& parameter, const std::string& state, int64_t begin, int64_t numel,
-                      std::span<std::byte> into) {
-  const std::string what = folder_.string() + ": " + state + " of " + parameter;
-  const auto* places = places_of(parameter, state);
-  if (!places) throw UserError(what + " is not in the checkpoint");
-  const int64_t size = element_bytes(places->front().range.dtype);
+                      std::span<std::byte> into, int part) {
+  const std::string what = folder_.string() + ": " + state + " of " + parameter + in_words(part);
+  const Places* places = places_of(parameter, state);
+  if (!places || !places->contains(part)) throw UserError(what + " is not in the checkpoint");
+  const int64_t size = element_bytes(places->at(part).front().range.dtype);
   const int64_t end = begin + numel;
-  for (const auto& [file, range] : *places) {
+  for (const auto& [file, range] : places->at(part)) {
     if (begin == end) break;
     if (range.begin + range.numel <= begin) continue;
     if (range.begin > begin) break;

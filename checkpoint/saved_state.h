@@ -26,10 +26,12 @@ class SavedState {
   std::string dtype_of(const std::string& parameter, const std::string& state) const;
   /// Returns the names of the parameter's states in the checkpoint, sorted.
   std::vector<std::string> states_of(const std::string& parameter) const;
-  /// Reads `numel` elements, starting at element `begin`, in the dtype that dtype_of() returns. Throws
-  /// UserError if an element is damaged or is in no file.
+  /// Returns the parts of which the checkpoint has the state (StateRange::part), sorted.
+  std::vector<int> parts_of(const std::string& parameter, const std::string& state) const;
+  /// Reads `numel` elements of a part, starting at element `begin`, in the dtype that dtype_of() returns.
+  /// Throws UserError if an element is damaged or is in no file.
   void read(const std::string& parameter, const std::string& state, int64_t begin, int64_t numel,
-            std::span<std::byte> into);
+            std::span<std::byte> into, int part = kWhole);
   int64_t bytes_read() const;
 
  private:
@@ -38,14 +40,16 @@ class SavedState {
     StateRange range;
   };
 
-  const std::vector<Place>* places_of(const std::string& parameter, const std::string& state) const;
+  using Places = std::map<int, std::vector<Place>>;  // by part; sorted by `begin`
+
+  const Places* places_of(const std::string& parameter, const std::string& state) const;
   StateFileReader& reader_of(const std::string& file);
 
   FileSystem* files_;
   std::filesystem::path folder_;
   Manifest manifest_;
-  std::map<std::pair<std::string, std::string>, std::vector<Place>> places_;  // sorted by `begin`
-  std::map<std::string, std::unique_ptr<StateFileReader>> readers_;           // readers of the open files
+  std::map<std::pair<std::string, std::string>, Places> places_;     // by parameter and state
+  std::map<std::string, std::unique_ptr<StateFileReader>> readers_;  // readers of the open files
   int64_t bytes_before_ = 0;  // bytes read by readers that have been closed
 };
 

@@ -31,6 +31,10 @@ int64_t element_bytes(const std::string& dtype) {
   throw UserError("dtype \"" + dtype + "\": not one that ZeroRun saves");
 }
 
+std::string in_words(int part) {
+  return part == kWhole ? "" : " (tensor rank " + std::to_string(part) + ")";
+}
+
 int64_t rounded_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }

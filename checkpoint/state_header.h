@@ -10,6 +10,9 @@
 
 namespace zerorun::checkpoint {
 
+/// Instead of a tensor rank: all of a parameter.
+inline constexpr int kWhole = -1;
+
 /// Consecutive elements of one state of one parameter, and their position in a file.
 struct StateRange {
   std::string parameter;
@@ -18,8 +21,13 @@ struct StateRange {
   int64_t begin = 0;   // first element, counted from the start of the parameter
   int64_t numel = 0;   // number of elements
   int64_t offset = 0;  // bytes from the start of the file
+  /// The tensor rank whose part of the parameter, or whose gradient of a whole parameter, has the elements.
+  int part = kWhole;
   friend bool operator==(const StateRange&, const StateRange&) = default;
 };
+
+/// For messages: " (tensor rank 1)"; "" for the whole.
+std::string in_words(int part);
 
 /// Returns the bytes per element of a dtype. Throws UserError for a dtype that checkpoints do not use.
 int64_t element_bytes(const std::string& dtype);

@@ -66,11 +66,10 @@ std::vector<Damage> verify_file(FileSystem& files, const fs::path& folder, const
   return damages;
 }
 
-// Reports the first element of a state that is in no file, or in more than one.
-void verify_coverage(const SavedParameter& parameter, std::vector<StateRange>& ranges,
-                     std::vector<Damage>& damages) {
-  int64_t numel = 1;
-  for (const int64_t size : parameter.shape) numel *= size;
+// Reports the first element of a part of a state that is in no file, or in more than one.
+void verify_coverage(const SavedParameter& parameter, const std::string& what,
+                     std::vector<StateRange>& ranges, std::vector<Damage>& damages) {
+  const int64_t numel = numel_of(parameter);
   std::ranges::sort(ranges, {}, &StateRange::begin);
   int64_t covered = 0;
   for (const StateRange& range : ranges) {
@@ -80,28 +79,37 @@ void verify_coverage(const SavedParameter& parameter, std::vector<StateRange>& r
       continue;
     }
     damages.push_back({"", -1,
-                       range.state + " of " + range.parameter + ": element " +
-                           std::to_string(std::min(covered, range.begin)) +
+                       what + ": element " + std::to_string(std::min(covered, range.begin)) +
                            (range.begin > covered ? " is in no file" : " is in two files")});
     return;
   }
   if (covered != numel)
-    damages.push_back({"", -1,
-                       ranges.front().state + " of " + ranges.front().parameter + ": element " +
-                           std::to_string(covered) + " is in no file"});
+    damages.push_back({"", -1, what + ": element " + std::to_string(covered) + " is in no file"});
+}
+
+// Gradients of an unfinished window, before they are summed over ranks.
+bool belongs_to_one_rank(const std::string& state) {
+  return state.starts_with("gradient of rank ");
 }
 
 void check_manifest(const Manifest& manifest, std::vector<Damage>& damages) {
-  std::map<std::pair<std::string, std::string>, std::vector<StateRange>> ranges;
+  std::map<std::pair<std::string, std::string>, std::map<int, std::vector<StateRange>>> ranges;
   std::set<std::string> present;
   for (const auto& [name, file] : manifest.files) {
     for (const StateRange& range : file.ranges) {
-      ranges[{range.parameter, range.state}].push_back(range);
+      ranges[{range.parameter, range.state}][range.part].push_back(range);
       present.insert(range.parameter);
     }
   }
-  for (auto& [state, of_state] : ranges)
-    verify_coverage(manifest.parameters.at(state.first), of_state, damages);
+  for (auto& [key, parts] : ranges) {
+    const auto& [name, state] = key;
+    const SavedParameter& parameter = manifest.parameters.at(name);
+    if (parameter.split && !belongs_to_one_rank(state)) {
+      for (size_t part = 0; part < parameter.split->parts.size(); ++part) parts[static_cast<int>(part)];
+    }
+    for (auto& [part, of_part] : parts)
+      verify_coverage(part_of(parameter, part), state + " of " + name + in_words(part), of_part, damages);
+  }
   for (const auto& [name, parameter] : manifest.parameters) {
     const bool is_empty = std::ranges::find(parameter.shape, 0) != parameter.shape.end();
     if (!parameter.excluded && !is_empty && !present.contains(name))

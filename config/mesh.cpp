@@ -66,11 +66,25 @@ Sizes resolve_section(const Resolution& resolution, const MeshSizes& section, in
   return sizes;
 }
 
+// DeepSpeed's key for tensor ranks, if it asks for several; it must divide the ranks.
+Sizes read_autotp(const Resolution& resolution, std::optional<int> world_size) {
+  constexpr std::string_view kKey = "tensor_parallel.autotp_size";
+  if (resolution.settings.undecided(kKey)) return std::nullopt;
+  const int64_t tensor = resolution.settings.get<int64_t>(kKey).value_or(0);
+  if (tensor <= 1) return std::nullopt;
+  if (world_size && *world_size % tensor != 0) {
+    resolution.report(kKey, "a divisor of the number of ranks, " + std::to_string(*world_size),
+                      std::to_string(tensor), "change the number of tensor ranks, or the number of ranks");
+    return std::nullopt;
+  }
+  return MeshSizes{.tensor = static_cast<int>(std::min<int64_t>(tensor, std::numeric_limits<int>::max()))};
+}
+
 }  // namespace
 
 Sizes resolve_mesh(const Resolution& resolution, std::optional<int> world_size, const Sizes& of_program) {
   const Sizes section = read_section(resolution.settings);
-  const Sizes& sizes = section ? section : of_program;
+  const Sizes sizes = section ? section : of_program ? of_program : read_autotp(resolution, world_size);
   if (!sizes) {
     if (world_size) resolution.settings.derive("zerorun.mesh.data", int64_t{*world_size});
     return std::nullopt;
@@ -79,7 +93,7 @@ Sizes resolve_mesh(const Resolution& resolution, std::optional<int> world_size, 
   check_same_size(resolution, "pipeline", sizes->pipeline, "pipeline.stages");
   if (!world_size) return sizes;
   return section ? resolve_section(resolution, *section, *world_size, of_program)
-                 : of_program->resolved(*world_size);
+                 : sizes->resolved(*world_size);
 }
 
 }  // namespace zerorun::config

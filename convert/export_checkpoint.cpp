@@ -34,10 +34,6 @@ struct Source {
   int64_t numel = 0;
 };
 
-int64_t exported_numel(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
 // Throws UserError if the strides place an element outside the parameter's `numel` elements.
 void check_strides(const std::string& name, const checkpoint::SavedParameter& parameter, int64_t numel) {
   __int128 last = 0;
@@ -75,6 +71,25 @@ std::vector<std::byte> in_row_major_order(const checkpoint::SavedParameter& para
   return ordered;
 }
 
+// Copies tensor rank `rank`'s part to its place in the parameter. Both are in row-major order.
+void copy_to_whole(std::span<std::byte> whole, std::span<const std::byte> part,
+                   const checkpoint::SavedParameter& parameter, int rank, size_t element_bytes) {
+  const auto dim = parameter.shape.begin() + parameter.split->dim;
+  const auto product = [](auto begin, auto end) {
+    return static_cast<size_t>(std::accumulate(begin, end, int64_t{1}, std::multiplies<>()));
+  };
+  const size_t rows = product(parameter.shape.begin(), dim);
+  const size_t step = product(dim + 1, parameter.shape.end()) * element_bytes;
+  for (size_t row = 0; row < rows; ++row) {
+    for (const auto& [begin, numel] : parameter.split->parts[static_cast<size_t>(rank)]) {
+      const size_t bytes = static_cast<size_t>(numel) * step;
+      std::memcpy(&whole[(row * static_cast<size_t>(*dim) + static_cast<size_t>(begin)) * step], part.data(),
+                  bytes);
+      part = part.subspan(bytes);
+    }
+  }
+}
+
 class Exporter {
  public:
   Exporter(checkpoint::SavedState& saved, const ExportOptions& options) : saved_(saved), options_(options) {
@@ -84,7 +99,7 @@ class Exporter {
         continue;
       }
       const std::string state = saved.dtype_of(name, "master").empty() ? "value" : "master";
-      const int64_t numel = exported_numel(parameter.shape);
+      const int64_t numel = numel_of(parameter);
       const std::string dtype = numel == 0 ? "F32" : saved.dtype_of(name, state);
       if (dtype.empty()) throw UserError("the checkpoint has no values of " + name);
       check_strides(name, parameter, numel);
@@ -102,10 +117,13 @@ class Exporter {
     SafetensorsFolder output(files, folder, tensors_, options_.max_shard_bytes, "model", Replaceable::none);
     for (const Source& source : sources_) {
       const checkpoint::SavedParameter& parameter = saved_.manifest().parameters.at(source.parameter);
-      if (is_contiguous(parameter)) {
+      if (source.numel == 0) continue;
+      if (parameter.split) {
+        write_split(source, parameter, output);
+      } else if (is_contiguous(parameter)) {
         write_contiguous(source, output);
       } else {
-        write_strided(source, parameter, output);
+        write_all(source, read_in_order(source, parameter, checkpoint::kWhole), output);
       }
     }
     result_.files = output.finish();
@@ -123,17 +141,33 @@ class Exporter {
     }
   }
 
-  void write_strided(const Source& source, const checkpoint::SavedParameter& parameter,
-                     SafetensorsFolder& output) {
-    const int64_t size = checkpoint::element_bytes(source.dtype);
-    std::vector<std::byte> elements(static_cast<size_t>(source.numel * size));
-    saved_.read(source.parameter, source.state, 0, source.numel, elements);
-    elements = in_row_major_order(parameter, elements, static_cast<size_t>(size));
-    for (size_t at = 0; at < elements.size(); at += static_cast<size_t>(kChunkNumel * size)) {
-      const auto rest = std::span(elements).subspan(at);
-      write_converted(source, rest.first(std::min(rest.size(), static_cast<size_t>(kChunkNumel * size))),
-                      output);
+  void write_split(const Source& source, const checkpoint::SavedParameter& parameter,
+                   SafetensorsFolder& output) {
+    const auto size = static_cast<size_t>(checkpoint::element_bytes(source.dtype));
+    std::vector<std::byte> whole(static_cast<size_t>(source.numel) * size);
+    for (int rank = 0; rank < static_cast<int>(parameter.split->parts.size()); ++rank) {
+      const auto part = read_in_order(source, part_of(parameter, rank), rank);
+      copy_to_whole(whole, part, parameter, rank, size);
     }
+    write_all(source, whole, output);
+  }
+
+  // The elements of one part in row-major order. `parameter`: the shape and strides of the part.
+  std::vector<std::byte> read_in_order(const Source& source, const checkpoint::SavedParameter& parameter,
+                                       int part) {
+    const int64_t size = checkpoint::element_bytes(source.dtype);
+    const int64_t numel = numel_of(parameter);
+    std::vector<std::byte> elements(static_cast<size_t>(numel * size));
+    if (numel == 0) return elements;
+    saved_.read(source.parameter, source.state, 0, numel, elements, part);
+    return in_row_major_order(parameter, elements, static_cast<size_t>(size));
+  }
+
+  void write_all(const Source& source, std::span<const std::byte> elements, SafetensorsFolder& output) {
+    const auto bytes = static_cast<size_t>(kChunkNumel * checkpoint::element_bytes(source.dtype));
+    for (; elements.size() > bytes; elements = elements.subspan(bytes))
+      write_converted(source, elements.first(bytes), output);
+    write_converted(source, elements, output);
   }
 
   void write_converted(const Source& source, std::span<const std::byte> elements, SafetensorsFolder& output) {

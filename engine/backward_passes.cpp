@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/node_pointer.h"
+#include "zero/node_pointer.h"
 
 namespace zerorun {
 

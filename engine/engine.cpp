@@ -23,6 +23,8 @@
 #include "engine/schedules.h"
 #include "engine/setup.h"
 #include "engine/state_placement.h"
+#include "engine/tensor_checks.h"
+#include "engine/tensor_shares.h"
 #include "zero/interception.h"
 
 namespace zerorun {
@@ -105,7 +107,9 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   ModelParameters parameters = collect_parameters(model, config, options);
   Mesh mesh = make_mesh(config, options, options.communicator ? options.communicator : connect());
   check_data_size(config, mesh);
+  parameters.has_tensor_plan = has_tensor_plan(options, mesh);
   check_ranks_agree(parameters, describe_settings(config, options), mesh);
+  split_parameters(parameters, model, config, options, mesh);
   write_resolved_config(config, options.output_folder, mesh.world());
   if (mesh.world().rank() == 0) {
     for (const std::string& warning : config.warnings) log_warning(warning);
@@ -169,6 +173,7 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   }
   state.follow_schedule();
   state.check_before_backward("engine.backward");
+  check_losses(state, loss);
   StepTimer::Scope scope(state.timer, Phase::backward);
   double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
   // A scale beyond float32 becomes infinity: gradients overflow, so the step is skipped and the scale falls.

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -239,6 +240,12 @@ class Engine {
  private:
   friend class GatherScope;
   friend class ParameterStates;
+  friend void verify_plan(Engine& engine, const Model& whole,
+                          const std::function<at::Tensor()>& loss_of_whole,
+                          const std::function<at::Tensor()>& loss, double tolerance);
+  friend at::Tensor vocab_parallel_cross_entropy(Engine& engine, const at::Tensor& weight,
+                                                 const at::Tensor& logits, const at::Tensor& targets,
+                                                 int64_t ignored);
   EngineStateHandle state_;  // also owned by GatheredParameters scopes
 };
 

@@ -18,6 +18,7 @@
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/setup.h"
 #include "engine/state_placement.h"
+#include "engine/tensor_shares.h"
 #include "optim/client_optimizer.h"
 #include "optim/whole_parameter_optimizers.h"
 
@@ -56,16 +57,19 @@ std::string name_of_optimizer(const Config& config, const InitializeOptions& opt
   return type.substr(type.rfind(':') + 1);
 }
 
-std::vector<int64_t> numels_of(const ModelParameters& model) {
+std::vector<int64_t> numels_of(const ModelParameters& model, const Mesh& mesh) {
   std::vector<int64_t> numels;
-  for (const NamedParameter& parameter : bucketed(model)) numels.push_back(parameter.tensor.numel());
+  for (const NamedParameter& parameter : bucketed(model))
+    numels.push_back(numel_of_part(parameter, mesh.coordinates().tensor));
   return numels;
 }
 
-BucketOptions bucket_options(const Config& config, StagePolicy policy, const Communicator& communicator) {
+BucketOptions bucket_options(const Config& config, StagePolicy policy, const Mesh& mesh,
+                             const ModelParameters& model) {
+  const Communicator& communicator = mesh.data();
   // Operators on marked buckets are intercepted. This also reveals writes to 16-bit parameters and, on a GPU,
   // the streams that use parameters.
-  return {.marked = come_and_go(policy, communicator.world_size()) ||
+  return {.marked = has_splits(model) || come_and_go(policy, communicator.world_size()) ||
                     config.precision.training != Dtype::fp32 ||
                     communicator.device().streams().asynchronous(),
           .shared = !policy.replicate_update && communicator.world_size() > 1 && communicator.shares_memory(),
@@ -73,7 +77,8 @@ BucketOptions bucket_options(const Config& config, StagePolicy policy, const Com
           .master_from_fp32 = config.precision.master_from_fp32,
           .whole_master = policy.replicate_update,
           .master_on_host = updates_on_host(config, communicator.device()),
-          .shards_on_host = shards_off_gpu(config, communicator.device())};
+          .shards_on_host = shards_off_gpu(config, communicator.device()),
+          .tensor = model.has_tensor_plan ? &mesh.along(MeshAxis::tensor) : nullptr};
 }
 
 ReducerOptions reducer_options(const Config& config, StagePolicy policy, double factor, const Mesh& mesh) {
@@ -90,7 +95,7 @@ ReducerOptions reducer_options(const Config& config, StagePolicy policy, double 
 
 SliceStore make_store(const ModelParameters& parameters, const Config& config,
                       const InitializeOptions& options, const BucketOptions& kinds, const Mesh& mesh) {
-  SliceStore store(make_model_layout(parameters, config, options, mesh), numels_of(parameters),
+  SliceStore store(make_model_layout(parameters, config, options, mesh), numels_of(parameters, mesh),
                    mesh.data().rank(), mesh.data().world_size());
   keep_states_in_files(store, config, options, kinds, bucketed(parameters), mesh);
   check_memory(store, config, options, kinds, mesh.world());
@@ -110,14 +115,16 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
     : model(std::move(given_model)),
       config(std::move(given_config)),
       mesh(std::move(given_mesh)),
+      has_tensor_plan(parameters.has_tensor_plan),
       policy(policy_of(config.zero.stage)),
       averaging(averaging_of(config, mesh.data().world_size())),
       optimizer_name(name_of_optimizer(config, options)),
-      store(make_store(parameters, config, options, bucket_options(config, policy, mesh.data()), mesh)),
-      buckets(bucketed(parameters), store, mesh.data(), bucket_options(config, policy, mesh.data())),
+      store(make_store(parameters, config, options, bucket_options(config, policy, mesh, parameters), mesh)),
+      buckets(bucketed(parameters), store, mesh.data(), bucket_options(config, policy, mesh, parameters)),
       residency(buckets.marked() ? std::make_unique<Residency>(buckets, store, mesh.data(),
                                                                gather_limits(config), model.is_training)
                                  : nullptr),
+      tensor_rule(has_splits(parameters) ? std::make_shared<TensorRule>(mesh, buckets) : nullptr),
       reducer(buckets, store, mesh.data(), reducer_options(config, policy, averaging.before, mesh)),
       host_update(updates_on_host(config, mesh.data().device())
                       ? std::make_unique<HostUpdate>(store, buckets, reducer, mesh.data())
@@ -133,8 +140,9 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
       held(reducer, buckets, progress, options.marks_gradients, [this] { return begin_plain_backward(); }),
       checkpoints(mesh.world()) {
   // Comes before anything that may throw: the buckets have the parameters, so another engine has lost them.
+  if (tensor_rule) buckets.set_rule(tensor_rule.get());
   owned.emplace(buckets.parameters(), [this](int parameter) { lose(parameter); });
-  const Failure unfilled = broadcast_others(parameters, mesh.data());
+  const Failure unfilled = broadcast_others(parameters, mesh);
   on_all_ranks(mesh.world(), "initial values", [&] {
     buckets.unfilled().raise();
     unfilled.raise();

@@ -23,6 +23,7 @@
 #include "engine/step_timer.h"
 #include "optim/loss_scaler.h"
 #include "optim/shard_optimizer.h"
+#include "tensor_parallel/tensor_rule.h"
 #include "zero/buckets.h"
 #include "zero/gradient_reducer.h"
 #include "zero/residency.h"
@@ -79,6 +80,8 @@ struct EngineState {
   /// Finishes the reduction and has the device compute the step's outcome: the same bits on every rank and at
   /// every stage.
   void measure();
+  /// Sums the gradients of parameters that tensor ranks use on split values, over these ranks.
+  void sum_over_tensor_ranks();
   /// For optimizers that turn gradients into directions (Muon): computes the directions and their norm.
   void make_directions();
   /// Whether the host must know the step's outcome before it continues.
@@ -103,9 +106,9 @@ struct EngineState {
   /// parameter has left its bucket. Drops gradients that the program has dropped by the marks in grad(), and
   /// calls follow_failed_backward(). `call`: "engine.save_checkpoint".
   void check_between_steps(const std::string& call);
-  /// Throws UserError if the mesh has several data groups, in which `call` is not possible yet. The same on
-  /// all ranks.
-  void check_one_data_group(const std::string& call) const;
+  /// Throws UserError if data groups may have different parameters, of which the engine does not know how
+  /// they make up the model. The same on all ranks.
+  void check_knows_parts(const std::string& call) const;
   /// The same as check_between_steps() for calls that are no collectives: leaves gradients as they are.
   void check_no_step_is_open(const std::string& call) const;
   /// Bytes per trained parameter on the device where this rank computes, before division among ranks.
@@ -118,12 +121,14 @@ struct EngineState {
   /// Gradients are averaged and states are sliced among the ranks of mesh.data(). What all ranks of the job
   /// decide or report together (skipped steps, the norm, errors) goes through mesh.world().
   Mesh mesh;
+  bool has_tensor_plan;  // tensor ranks share the model
   StagePolicy policy;
   Averaging averaging;
   std::string optimizer_name;  // "AdamW": of the config's optimizer or of the program's own
   SliceStore store;
   Buckets buckets;
-  std::unique_ptr<Residency> residency;  // null if buckets are not marked
+  std::unique_ptr<Residency> residency;     // null if buckets are not marked
+  std::shared_ptr<TensorRule> tensor_rule;  // null if no parameter is split among tensor ranks
   GradientReducer reducer;
   std::unique_ptr<HostUpdate> host_update;  // null unless the host updates a GPU's parameters
   StatesOnHost states_on_host;
@@ -141,6 +146,7 @@ struct EngineState {
   HeldGradients held;
   bool should_stop = false;               // some rank had received SIGTERM by the last optimizer step
   std::atomic<int> scaled_backwards = 0;  // running backwards that began at a loss of scale()
+  bool gradients_compared = false;        // check_whole_gradients() has compared them
   bool computes_only = false;             // no optimizer: nothing is trained
   int lost_parameter = -1;                // the first one that another engine has taken; -1: none
   int open_scopes = 0;                    // number of open GatheredParameters scopes

@@ -79,12 +79,13 @@ void EngineState::check_between_steps(const std::string& call) {
   check_no_step_is_open(call);
 }
 
-void EngineState::check_one_data_group(const std::string& call) const {
-  if (!mesh.has_groups()) return;
-  throw UserError(
-      call + "() on a mesh of " + describe(mesh.sizes()) +
-      ": checkpoints and models of several data groups cannot be saved or loaded yet; use tensor and "
-      "pipeline sizes of 1");
+void EngineState::check_knows_parts(const std::string& call) const {
+  const bool by_plan = mesh.sizes().pipeline == 1 && tensor_rule;
+  if (!mesh.has_groups() || by_plan) return;
+  throw UserError(call + "() on a mesh of " + describe(mesh.sizes()) +
+                  ": checkpoints and models of several data groups can be saved and loaded only if a tensor "
+                  "plan says what tensor ranks have of each parameter (InitializeOptions::tensor_plan), and "
+                  "not of pipeline ranks yet");
 }
 
 void EngineState::check_no_step_is_open(const std::string& call) const {

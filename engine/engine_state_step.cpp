@@ -6,8 +6,10 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/program.h"
+#include "device/dtypes.h"
 #include "device/step_facts.h"
 #include "engine/engine_state.h"
+#include "engine/tensor_checks.h"
 
 namespace zerorun {
 namespace {
@@ -71,10 +73,25 @@ void EngineState::measure() {
     }
   }
   StepTimer::Scope scope(timer, Phase::norm);
+  sum_over_tensor_ranks();
+  if (tensor_rule && !gradients_compared) gradients_compared = check_whole_gradients(*this);
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     outcome.add(bucket, store.at(bucket, kGradient).own);
   }
   outcome.all_reduce({.scale = averaging.after * loss_scale(), .clipping = config.gradient_clipping});
+}
+
+void EngineState::sum_over_tensor_ranks() {
+  if (!tensor_rule) return;
+  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
+    if (store.layout(bucket).share != Share::summed) continue;
+    const StateTensor& gradient = store.at(bucket, kGradient);
+    const at::Tensor& own = policy.replicate_update ? gradient.memory : gradient.own;
+    // In the dtype of collectives at every stage, so that all stages have the same bits.
+    const at::Tensor sent = own.to(scalar_type(config.precision.communication));
+    mesh.along(MeshAxis::tensor).all_reduce(sent, "gradients of " + buckets.label(bucket))->wait();
+    if (!sent.is_same(own)) own.copy_(sent);
+  }
 }
 
 void EngineState::make_directions() {

@@ -49,13 +49,14 @@ GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& paramete
                          std::optional<int> modifier_rank)
     : state_(engine.state_), modifier_rank_(modifier_rank) {
   state_->check_has_parameters("GatheredParameters");
-  const int ranks = state_->mesh.data().world_size();
+  const int ranks = sharing().world_size();
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= ranks)) {
     throw UserError("GatheredParameters: modifier rank " + std::to_string(*modifier_rank) +
                     " is not one of the " + std::to_string(ranks) + " ranks");
   }
   for (size_t position = 0; position < parameters.size(); ++position) {
     const int index = find_parameter(state_->buckets, state_->model, parameters[position], position);
+    if (index >= 0 && std::ranges::find(bucketed_, index) != bucketed_.end()) continue;
     if (index < 0) {
       whole_.push_back(parameters[position]);
       memory_of_whole_.push_back(parameters[position].variable_data());
@@ -72,6 +73,7 @@ GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& paramete
   is_open_ = true;
   try {
     keep_values();
+    show_wholes();
   } catch (...) {
     close(true);
     throw;
@@ -89,21 +91,22 @@ void GatherScope::close(bool unwinding) {
   ScopeEnd end = modifier_rank_ ? ScopeEnd::abandoned : ScopeEnd::read;
   std::exception_ptr failure;
   try {
+    hide_wholes();
     const std::vector<Replaced> replaced = take_replaced();
     if (modifier_rank_ && !unwinding) {
       std::vector<at::Tensor> sources;
-      on_all_ranks(state_->mesh.data(), "memory given to gathered parameters",
-                   [&] { sources = sources_of(replaced); });
+      on_all_ranks(sharing(), "memory given to gathered parameters", [&] {
+        check_wholes();
+        sources = sources_of(replaced);
+      });
       const c10::NoGradGuard no_grad;
       for (size_t index = 0; index < sources.size(); ++index)
         at::Tensor(replaced[index].own).copy_(sources[index]);
       share_writes();
       end = ScopeEnd::written;
-    } else if (!replaced.empty() && !unwinding) {
-      throw UserError("GatheredParameters: parameter " + replaced.front().name +
-                      " has got other memory in the scope (parameter.data = ...), which only a scope with a "
-                      "modifier rank takes over: give one, or copy values in place "
-                      "(parameter.data.copy_(...))");
+    } else if (!unwinding) {
+      refuse_other_memory(replaced);
+      keep_writes();
     }
   } catch (...) {
     failure = std::current_exception();
@@ -136,8 +139,92 @@ at::Tensor GatherScope::memory(size_t position) const {
       index, state_->residency ? state_->residency->start_write(bucket) : state_->buckets.flat(bucket));
 }
 
+void GatherScope::show_wholes() {
+  if (!state_->tensor_rule) return;
+  const c10::NoGradGuard no_grad;
+  const Buckets& buckets = state_->buckets;
+  for (size_t position = 0; position < bucketed_.size(); ++position) {
+    const int index = bucketed_[position];
+    const NamedParameter& parameter = buckets.parameters()[index];
+    if (!parameter.split) continue;
+    if (!in_place_[position]) {
+      wholes_.push_back({position, {}, false});
+      continue;
+    }
+    const at::Tensor part = memory(position).as_strided(buckets.sizes(index), buckets.strides(index));
+    const at::Tensor whole =
+        whole_of(part, *parameter.split, state_->tensor_rule->group(), "parameter " + parameter.name);
+    wholes_.push_back({position, whole, true});
+    parameter.tensor.set_data(whole);
+  }
+}
+
+void GatherScope::hide_wholes() {
+  if (state_->lost_parameter >= 0) return;
+  bool hidden = false;
+  for (Whole& whole : wholes_) {
+    const int index = bucketed_[whole.position];
+    const at::Tensor& tensor = state_->buckets.parameters()[index].tensor;
+    const at::Tensor given = tensor.variable_data();
+    whole.is_replaced = whole.is_own && !is_same_memory(given, whole.values);
+    whole.values = given;
+    if (!whole.is_own) continue;
+    state_->buckets.put_back(index);
+    hidden = true;
+  }
+  if (hidden) state_->held.hook_again();
+}
+
+std::vector<int64_t> GatherScope::whole_sizes(int index) const {
+  std::vector<int64_t> sizes = state_->buckets.sizes(index).vec();
+  const Split& split = *state_->buckets.parameters()[index].split;
+  sizes[static_cast<size_t>(split.dim)] = split.whole;
+  return sizes;
+}
+
+// The modifier rank may have given a split parameter other memory, which must fit the whole one.
+void GatherScope::check_wholes() const {
+  if (!is_modifier()) return;
+  for (const Whole& whole : wholes_) {
+    const int index = bucketed_[whole.position];
+    const NamedParameter& parameter = state_->buckets.parameters()[index];
+    const std::vector<int64_t> sizes = whole_sizes(index);
+    const at::ScalarType kind = parameter.tensor.scalar_type();
+    if (whole.values.sizes() == sizes && whole.values.scalar_type() == kind) continue;
+    throw UserError(c10::str("GatheredParameters: parameter ", parameter.name, " is ", at::IntArrayRef(sizes),
+                             " of ", kind, " and has got ", whole.values.sizes(), " of ",
+                             whole.values.scalar_type(), " in the scope: give it a tensor that fits"));
+  }
+}
+
+void GatherScope::refuse_other_memory(const std::vector<Replaced>& replaced) const {
+  std::string name = replaced.empty() ? "" : replaced.front().name;
+  for (const Whole& whole : wholes_) {
+    if (whole.is_replaced) name = state_->buckets.parameters()[bucketed_[whole.position]].name;
+  }
+  if (name.empty()) return;
+  throw UserError("GatheredParameters: parameter " + name +
+                  " has got other memory in the scope (parameter.data = ...), which only a scope with a "
+                  "modifier rank takes over: give one, or copy values in place "
+                  "(parameter.data.copy_(...))");
+}
+
+// Without a modifier rank: what all ranks have written to a whole is a write to the part.
+void GatherScope::keep_writes() {
+  const c10::NoGradGuard no_grad;
+  const Buckets& buckets = state_->buckets;
+  for (const Whole& whole : wholes_) {
+    const int index = bucketed_[whole.position];
+    const NamedParameter& parameter = buckets.parameters()[index];
+    if (!whole.is_own) continue;
+    const at::Tensor written = part_of(whole.values, *parameter.split, *state_->tensor_rule->group());
+    const at::Tensor part = buckets.local_view(parameter.tensor.detach());
+    if (!at::equal(part, written)) part.copy_(written);
+  }
+}
+
 void GatherScope::keep_values() {
-  if (!modifier_rank_ || *modifier_rank_ != state_->mesh.data().rank()) return;
+  if (!modifier_rank_ || !is_modifier()) return;
   const c10::NoGradGuard no_grad;
   for (size_t position = 0; position < count(); ++position) {
     const bool undone = position < bucketed_.size() && state_->residency &&
@@ -192,7 +279,7 @@ std::vector<GatherScope::Replaced> GatherScope::take_replaced() {
 // What to copy to the parameters' own memory: the tensors that the modifier rank gave, or copies of those
 // that lie in memory of the scope (a swap). Throws UserError if one does not fit.
 std::vector<at::Tensor> GatherScope::sources_of(const std::vector<Replaced>& replaced) const {
-  if (state_->mesh.data().rank() != *modifier_rank_) return {};
+  if (!is_modifier()) return {};
   for (const auto& [name, own, given] : replaced) {
     if (given.sizes() == own.sizes() && given.scalar_type() == own.scalar_type()) continue;
     throw UserError(c10::str("GatheredParameters: parameter ", name, " is ", own.sizes(), " of ",
@@ -212,15 +299,50 @@ std::vector<at::Tensor> GatherScope::sources_of(const std::vector<Replaced>& rep
   return sources;
 }
 
+// The ranks that get the modifier rank's writes. Its number is one of theirs.
+Communicator& GatherScope::sharing() const {
+  return state_->has_tensor_plan ? state_->mesh.world() : state_->mesh.data();
+}
+
+bool GatherScope::is_modifier() const {
+  return sharing().rank() == *modifier_rank_;
+}
+
+// First to the tensor ranks beside the modifier rank, then by these to the other data ranks.
+void GatherScope::broadcast(const std::string& name, const at::Tensor& values) const {
+  const Mesh& mesh = state_->mesh;
+  MeshCoordinates from = {.data = *modifier_rank_};
+  if (state_->has_tensor_plan) from = coordinates_of(*modifier_rank_, mesh.sizes());
+  if (state_->has_tensor_plan && mesh.data().rank() == from.data)
+    broadcast_tensor({name, values}, from.tensor, mesh.along(MeshAxis::tensor));
+  broadcast_tensor({name, values}, from.data, mesh.data());
+}
+
+void GatherScope::share_wholes() {
+  const Buckets& buckets = state_->buckets;
+  for (const Whole& whole : wholes_) {
+    const int index = bucketed_[whole.position];
+    const NamedParameter& parameter = buckets.parameters()[index];
+    at::Tensor values = whole.values;
+    // Other ranks may have given the parameter memory that does not fit.
+    if (!values.is_contiguous() || values.sizes() != at::IntArrayRef(whole_sizes(index)))
+      values = is_modifier() ? values.contiguous() : at::empty(whole_sizes(index), values.options());
+    broadcast("parameter " + parameter.name, values);
+    const at::Tensor part = part_of(values, *parameter.split, *state_->tensor_rule->group());
+    memory(whole.position).as_strided(buckets.sizes(index), buckets.strides(index)).copy_(part);
+    if (!whole.is_own) at::Tensor(whole.values).copy_(values);
+  }
+}
+
 void GatherScope::share_writes() {
-  Communicator& communicator = state_->mesh.data();
+  share_wholes();
   for (size_t position = 0; position < bucketed_.size(); ++position) {
-    const std::string& name = state_->buckets.parameters()[bucketed_[position]].name;
-    communicator.broadcast(memory(position), *modifier_rank_, "parameter " + name)->wait();
+    const NamedParameter& named = state_->buckets.parameters()[bucketed_[position]];
+    if (!named.split) broadcast("parameter " + named.name, memory(position));
     parameter(position).unsafeGetTensorImpl()->bump_version();
   }
   for (const at::Tensor& tensor : whole_) {
-    broadcast_tensor({"a parameter of the GatheredParameters scope", tensor}, *modifier_rank_, communicator);
+    broadcast("a parameter of the GatheredParameters scope", tensor);
     tensor.unsafeGetTensorImpl()->bump_version();
   }
   for (GatherScope* outer : state_->keeping_scopes) outer->follow(*this);

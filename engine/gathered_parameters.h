@@ -50,11 +50,22 @@ class GatherScope {
   size_t count() const { return bucketed_.size() + whole_.size(); }
   const at::Tensor& parameter(size_t position) const;
   at::Tensor memory(size_t position) const;
+  /// Gives split parameters whole values, and takes them away again.
+  void show_wholes();
+  void hide_wholes();
+  void check_wholes() const;
+  void refuse_other_memory(const std::vector<Replaced>& replaced) const;
+  void keep_writes();
   void keep_values();
   void follow(const GatherScope& inner);
   void undo();
   std::vector<Replaced> take_replaced();
   std::vector<at::Tensor> sources_of(const std::vector<Replaced>& replaced) const;
+  Communicator& sharing() const;
+  bool is_modifier() const;
+  void broadcast(const std::string& name, const at::Tensor& values) const;
+  std::vector<int64_t> whole_sizes(int index) const;
+  void share_wholes();
   void share_writes();
 
   std::shared_ptr<EngineState> state_;
@@ -62,6 +73,14 @@ class GatherScope {
   std::vector<char> in_place_;     // for each of them: it was in its bucket when the scope was opened
   std::vector<at::Tensor> whole_;  // frozen parameters outside of buckets
   std::vector<at::Tensor> memory_of_whole_;
+  /// The whole values of those parameters of bucketed_ that are split among tensor ranks.
+  struct Whole {
+    size_t position;
+    at::Tensor values;
+    bool is_own;               // else a scope around this one has made it
+    bool is_replaced = false;  // by the program, until the end of the scope
+  };
+  std::vector<Whole> wholes_;
   std::vector<Kept> kept_;  // on the modifier rank: of parameters whose buckets do not undo writes themselves
   std::vector<int> buckets_;  // the buckets of bucketed_, ascending
   std::optional<int> modifier_rank_;
@@ -72,9 +91,10 @@ class GatheredParameters {
  public:
   /// `parameters`: of the model, trained or frozen. When the scope ends, all ranks get what `modifier_rank`
   /// wrote, also by set_data() with a tensor of the parameter's shape and dtype, which may be the memory of
-  /// another parameter of the scope. Without a modifier rank, a write is sure to be kept only if all ranks
-  /// make it by the same operator. Throws UserError for a tensor that is not a parameter of the engine's
-  /// model. The modifier rank keeps a copy of the parameters until the end.
+  /// another parameter of the scope. It is a rank of the job where parameters are split among tensor ranks,
+  /// else one of this rank's data group. Without a modifier rank, a write is sure to be kept only if all
+  /// ranks make it by the same operator. Throws UserError for a tensor that is not a parameter of the
+  /// engine's model. The modifier rank keeps a copy of the parameters until the end.
   GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,
                      std::optional<int> modifier_rank = std::nullopt);
   /// Closes the scope. During stack unwinding the modifier rank's writes are undone. They are undone, too, if

@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/node_pointer.h"
 #include "zero/buckets.h"
+#include "zero/node_pointer.h"
 
 namespace zerorun {
 

@@ -164,8 +164,9 @@ void check_no_shared_memory(const ModelParameters& model) {
                              : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
     extents.push_back({owner, begin, begin + (last + 1) * tensor.element_size(), &name, moves});
   };
-  for (const auto& [name, tensor, group] : model.trained) add(name, tensor, true);
-  for (const auto& [name, tensor, group] : model.frozen) add(name, tensor, true);
+  for (const auto* bucketed : {&model.trained, &model.frozen}) {
+    for (const NamedParameter& parameter : *bucketed) add(parameter.name, parameter.tensor, true);
+  }
   for (const auto* others : {&model.unbucketed, &model.unsaved}) {
     for (const NamedTensor& other : *others) add(other.name, other.tensor, false);
   }
@@ -307,11 +308,11 @@ std::string describe_model(const ModelParameters& model) {
   auto describe = [&](const std::string& name, const at::Tensor& tensor) {
     description += c10::str("\n", name, " ", tensor.scalar_type(), tensor.sizes(), tensor.strides());
   };
-  for (const auto& [name, tensor, group] : model.trained) {
-    describe(name, tensor);
-    description += " " + std::to_string(group);
+  for (const NamedParameter& parameter : model.trained) {
+    describe(parameter.name, parameter.tensor);
+    description += " " + std::to_string(parameter.group);
   }
-  for (const auto& [name, tensor, group] : model.frozen) describe(name, tensor);
+  for (const NamedParameter& parameter : model.frozen) describe(parameter.name, parameter.tensor);
   for (const auto* others : {&model.unbucketed, &model.unsaved}) {
     for (const NamedTensor& other : *others) describe(other.name, other.tensor);
   }
@@ -327,6 +328,7 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
   const auto first_in_group = [&](int rank) {
     MeshCoordinates coordinates = coordinates_of(rank, mesh.sizes());
     coordinates.data = 0;
+    if (model.has_tensor_plan) coordinates.tensor = 0;
     return rank_at(coordinates, mesh.sizes());
   };
   check_descriptions(describe_model(model), first_in_group, mesh.world());
@@ -348,7 +350,8 @@ at::Tensor values_of(const NamedTensor& deferred) try {
   throw UserError("the values of " + deferred.name + ": " + error.what());
 }
 
-void move_and_broadcast(const NamedTensor& other, Communicator& communicator, Failure& unfilled) {
+void move_and_broadcast(const NamedTensor& other, const Mesh& mesh, bool has_tensor_plan, Failure& unfilled) {
+  Communicator& communicator = mesh.data();
   at::Tensor tensor = other.tensor;  // copies only the handle: set_data() changes the model's tensor
   if (is_deferred(tensor)) {
     at::Tensor values = place_like(tensor);
@@ -364,15 +367,16 @@ void move_and_broadcast(const NamedTensor& other, Communicator& communicator, Fa
   if (tensor.device() != device || tensor.scalar_type() != dtype) {
     tensor.set_data(tensor.detach().to(device, dtype));
   }
+  if (has_tensor_plan && communicator.rank() == 0) broadcast_tensor(other, 0, mesh.along(MeshAxis::tensor));
   broadcast_tensor(other, 0, communicator);
 }
 
 }  // namespace
 
-Failure broadcast_others(const ModelParameters& model, Communicator& communicator) {
+Failure broadcast_others(const ModelParameters& model, const Mesh& mesh) {
   Failure unfilled;
   for (const auto* others : {&model.unbucketed, &model.unsaved}) {
-    for (const NamedTensor& other : *others) move_and_broadcast(other, communicator, unfilled);
+    for (const NamedTensor& other : *others) move_and_broadcast(other, mesh, model.has_tensor_plan, unfilled);
   }
   return unfilled;
 }

@@ -26,6 +26,7 @@ struct ModelParameters {
   std::vector<NamedParameter> frozen;   // frozen parameters that are partitioned, in group kFrozen
   std::vector<NamedTensor> unbucketed;  // buffers and frozen parameters that stay whole
   std::vector<NamedTensor> unsaved;     // buffers that no checkpoint has
+  bool has_tensor_plan = false;         // tensor ranks share the model; see split_parameters()
 };
 
 /// Collects the model's tensors and checks them. A parameter's group comes from `options.optimizer`, else
@@ -37,13 +38,14 @@ ModelParameters collect_parameters(const Model& model, const Config& config,
                                    const InitializeOptions& options);
 
 /// Throws UserError on every rank of the job unless all have the same `settings` (text), and the ranks of
-/// each data group the same parameters.
+/// each data group, with a tensor plan also those of each tensor group, the same parameters.
 void check_ranks_agree(const ModelParameters& model, const std::string& settings, const Mesh& mesh);
 
 /// Copies `root`'s values to all ranks.
 void broadcast_tensor(const NamedTensor& tensor, int root, Communicator& communicator);
-/// Moves model.unbucketed and model.unsaved to the rank's device, converts them, and copies rank 0's values
-/// to all ranks. Returns why rank 0 could not compute deferred values, as Buckets::unfilled().
-Failure broadcast_others(const ModelParameters& model, Communicator& communicator);
+/// Moves model.unbucketed and model.unsaved to the rank's device, converts them, and copies the values of the
+/// first rank of the data group, with a tensor plan those of the first tensor rank, to all ranks. Returns why
+/// this rank could not compute deferred values, as Buckets::unfilled().
+Failure broadcast_others(const ModelParameters& model, const Mesh& mesh);
 
 }  // namespace zerorun

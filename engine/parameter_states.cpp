@@ -58,11 +58,30 @@ int ParameterStates::find_trained(const at::Tensor& parameter, const std::string
   throw UserError("ParameterStates: the parameter is frozen: it has no " + wanted);
 }
 
+// Whether step() sums the parameter's gradient over tensor ranks.
+bool ParameterStates::is_summed(int parameter) const {
+  return state_->buckets.parameters()[parameter].share == Share::summed;
+}
+
+std::vector<int64_t> ParameterStates::whole_sizes_of(int parameter) const {
+  std::vector<int64_t> sizes = state_->buckets.sizes(parameter).vec();
+  const auto& split = state_->buckets.parameters()[parameter].split;
+  if (split) sizes[static_cast<size_t>(split->dim)] = split->whole;
+  return sizes;
+}
+
 void ParameterStates::check_shape(int parameter, const std::string& what, const at::Tensor& values) const {
+  const std::vector<int64_t> expected = whole_sizes_of(parameter);
+  if (values.sizes() == expected) return;
+  const std::string& name = state_->buckets.parameters()[parameter].name;
+  throw UserError(c10::str(what, " of parameter ", name, ": expected values of shape ",
+                           at::IntArrayRef(expected), ", found ", values.sizes()));
+}
+
+// This tensor rank's part of `values`, which are whole.
+at::Tensor ParameterStates::part_of(int parameter, const at::Tensor& values) const {
   const NamedParameter& target = state_->buckets.parameters()[parameter];
-  if (values.sizes() == target.tensor.sizes()) return;
-  throw UserError(c10::str(what, " of parameter ", target.name, ": expected values of shape ",
-                           target.tensor.sizes(), ", found ", values.sizes()));
+  return target.split ? zerorun::part_of(values, *target.split, *state_->tensor_rule->group()) : values;
 }
 
 // `own`: this rank's slice of the parameter's bucket, in fp32.
@@ -70,7 +89,10 @@ at::Tensor ParameterStates::gather(int parameter, const at::Tensor& own, const s
   const int bucket = state_->buckets.bucket_of(parameter);
   const at::Tensor whole = at::empty({state_->store.layout(bucket).numel}, own.options());
   state_->mesh.data().all_gather(whole, own, what + " of bucket " + std::to_string(bucket))->wait();
-  return state_->buckets.view(parameter, whole).clone();
+  const at::Tensor of_rank = state_->buckets.view(parameter, whole);
+  const NamedParameter& target = state_->buckets.parameters()[parameter];
+  if (!target.split) return of_rank.clone();
+  return whole_of(of_rank, *target.split, state_->tensor_rule->group(), what + " of " + target.name);
 }
 
 std::vector<std::string> ParameterStates::names(const at::Tensor& parameter) const {
@@ -129,8 +151,13 @@ at::Tensor ParameterStates::read_gradient(const at::Tensor& parameter) const {
   c10::NoGradGuard no_grad;
   const int index = find_complete_gradient(parameter, "read_gradient");
   const StateTensor& gradient = state_->store.at(state_->buckets.bucket_of(index), kGradient);
-  return gather(index, gradient.own.to(at::kFloat), "gradient")
-      .div_(state_->averaging.after * state_->loss_scale());
+  at::Tensor whole = gather(index, gradient.own.to(at::kFloat), "gradient");
+  if (is_summed(index)) {
+    whole = whole.contiguous();
+    const std::string& name = state_->buckets.parameters()[index].name;
+    state_->mesh.along(MeshAxis::tensor).all_reduce(whole.view({-1}), "gradient of " + name)->wait();
+  }
+  return whole.div_(state_->averaging.after * state_->loss_scale());
 }
 
 void ParameterStates::write_gradient(const at::Tensor& parameter, const at::Tensor& values) {
@@ -141,7 +168,10 @@ void ParameterStates::write_gradient(const at::Tensor& parameter, const at::Tens
   state_->reducer.start_change(bucket);
   const double factor = state_->averaging.after * state_->loss_scale();
   const StateTensor& gradient = state_->store.at(bucket, kGradient);
-  const at::Tensor piece = state_->buckets.flattened(index, values.to(at::kFloat)).mul(factor);
+  const at::Tensor part = part_of(index, values.to(at::kFloat));
+  const at::Tensor piece = state_->buckets.flattened(index, part).mul(factor);
+  // step() sums it over tensor ranks.
+  if (is_summed(index) && state_->tensor_rule->group()->rank() > 0) piece.zero_();
   const int64_t offset = state_->store.layout().locations[index].offset;
   if (gradient.extent == Extent::bucket) {
     gradient.memory.narrow(0, offset, piece.numel()).copy_(piece);
@@ -152,6 +182,7 @@ void ParameterStates::write_gradient(const at::Tensor& parameter, const at::Tens
 }
 
 bool ParameterStates::may_read_alone() const {
+  if (state_->tensor_rule) return false;  // operators on split parameters sum over ranks
   return !state_->residency || state_->mesh.data().world_size() == 1 ||
          state_->residency->allows_lone_reads();
 }
@@ -159,7 +190,18 @@ bool ParameterStates::may_read_alone() const {
 bool ParameterStates::stays_whole(const at::Tensor& parameter) const {
   const std::optional<int> index = find_in_buckets(parameter);
   const Buckets& buckets = state_->buckets;
-  return !index || buckets.kind(buckets.bucket_of(*index)) == BucketKind::whole;
+  if (!index) return true;
+  return buckets.kind(buckets.bucket_of(*index)) == BucketKind::whole && !buckets.parameters()[*index].split;
+}
+
+bool ParameterStates::is_split(const at::Tensor& parameter) const {
+  const std::optional<int> index = find_in_buckets(parameter);
+  return index && state_->buckets.parameters()[*index].split;
+}
+
+std::vector<int64_t> ParameterStates::whole_sizes(const at::Tensor& parameter) const {
+  const std::optional<int> index = find_in_buckets(parameter);
+  return index ? whole_sizes_of(*index) : parameter.sizes().vec();
 }
 
 bool ParameterStates::has_parameters() const {
@@ -178,7 +220,7 @@ void ParameterStates::write(const at::Tensor& parameter, const std::string& name
   const int bucket = state_->buckets.bucket_of(index);
   const BucketLayout& layout = state_->store.layout(bucket);
   state_->checkpoints.keep(bucket);
-  const at::Tensor piece = state_->buckets.flattened(index, values.to(at::kFloat));
+  const at::Tensor piece = state_->buckets.flattened(index, part_of(index, values.to(at::kFloat)));
   const int64_t offset = state_->store.layout().locations[index].offset;
   if (state.extent == Extent::bucket) {
     state.memory.narrow(0, offset, piece.numel()).copy_(piece);

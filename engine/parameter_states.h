@@ -43,6 +43,11 @@ class ParameterStates {
   /// Whether this rank keeps all values of the parameter in memory of its own, at any time: it is neither
   /// partitioned nor in memory that ranks share.
   bool stays_whole(const at::Tensor& parameter) const;
+  /// Whether a part of the parameter is here, and the other parts on other tensor ranks.
+  bool is_split(const at::Tensor& parameter) const;
+  /// The sizes of the whole parameter. Its tensor has them unless it is_split(), and then in a
+  /// GatheredParameters scope.
+  std::vector<int64_t> whole_sizes(const at::Tensor& parameter) const;
   /// False once another engine, made later, has taken a parameter of this one (engine/parameter_owners.h).
   /// Never throws.
   bool has_parameters() const;
@@ -52,7 +57,10 @@ class ParameterStates {
   std::optional<int> find(const at::Tensor& parameter) const;
   int find_trained(const at::Tensor& parameter, const std::string& wanted) const;
   int find_complete_gradient(const at::Tensor& parameter, const std::string& call) const;
+  bool is_summed(int parameter) const;
+  std::vector<int64_t> whole_sizes_of(int parameter) const;
   void check_shape(int parameter, const std::string& what, const at::Tensor& values) const;
+  at::Tensor part_of(int parameter, const at::Tensor& values) const;
   at::Tensor gather(int parameter, const at::Tensor& own, const std::string& what) const;
 
   std::shared_ptr<EngineState> state_;

@@ -63,26 +63,36 @@ void check_data_size(const Config& config, const Mesh& mesh) {
 Layout make_model_layout(const ModelParameters& model, const Config& config, const InitializeOptions& options,
                          const Mesh& mesh) {
   const Communicator& communicator = mesh.data();
-  // Nothing is split along tensor or pipeline: all data groups have all parameters.
-  const bool counted = mesh.coordinates().tensor == 0 && mesh.coordinates().pipeline == 0;
+  const MeshCoordinates& own = mesh.coordinates();
+  // What tensor ranks have whole, the first one counts. Nothing is split along pipeline yet.
+  auto is_counted = [&](const NamedParameter& parameter) {
+    return own.pipeline == 0 && (own.tensor == 0 || parameter.share == Share::split);
+  };
+  // All tensor ranks have the layout of the largest parts, and decide by the size of the whole parameter.
+  auto numel_of = [](const NamedParameter& parameter) {
+    const int64_t numel = parameter.tensor.numel();
+    return parameter.split ? numel / parameter.split->whole * parameter.split->largest_part() : numel;
+  };
   std::vector<LayoutParameter> parameters;
   const StagePolicy policy = policy_of(config.zero.stage);
   int64_t total = 0;
   int64_t persistent = 0;
-  for (const auto& [name, tensor, group] : model.trained) {
-    const bool persists = tensor.numel() <= config.zero.param_persistence_threshold &&
-                          persistent + tensor.numel() <= config.zero.model_persistence_threshold;
-    if (persists) persistent += tensor.numel();
-    parameters.push_back({.numel = tensor.numel(),
-                          .group = group,
-                          .partitioned = policy.partition_parameters && !persists,
-                          .counted = counted});
-    total += tensor.numel();
+  auto add = [&](const NamedParameter& parameter, bool partitioned) {
+    parameters.push_back({.numel = numel_of(parameter),
+                          .group = parameter.group,
+                          .partitioned = partitioned,
+                          .counted = is_counted(parameter),
+                          .share = parameter.share});
+    total += numel_of(parameter);
+  };
+  for (const NamedParameter& parameter : model.trained) {
+    const int64_t numel = parameter.tensor.numel();
+    const bool persists = numel <= config.zero.param_persistence_threshold &&
+                          persistent + numel <= config.zero.model_persistence_threshold;
+    if (persists) persistent += numel;
+    add(parameter, policy.partition_parameters && !persists);
   }
-  for (const auto& [name, tensor, group] : model.frozen) {
-    parameters.push_back({.numel = tensor.numel(), .group = group, .partitioned = true, .counted = counted});
-    total += tensor.numel();
-  }
+  for (const NamedParameter& parameter : model.frozen) add(parameter, policy.partition_parameters);
   const PrecisionConfig& precision = config.precision;
   const int64_t element_size = size_of(precision.training);
   const int64_t smallest = std::min(element_size, size_of(precision.communication));
@@ -109,6 +119,13 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   std::ostringstream text;
   describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed,
                           predivide, average, node_local, python, options.bucket_numel));
+  if (options.tensor_plan) {
+    text << " tensor plan";
+    for (const TensorPlanEntry& entry : *options.tensor_plan) {
+      text << ' ' << entry.pattern << ' ' << name_of(entry.style);
+      describe(text, entry.cut);
+    }
+  }
   if (optimizer) describe(text, group_configs(*optimizer, options));
   if (options.optimizer) {
     text << " client " << describe_torch_optimizer(*options.optimizer);

@@ -1,20 +1,18 @@
 #include "zero/buckets.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <exception>
-#include <limits>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "device/dtypes.h"
 #include "device/tensor_run.h"
-#include "device/zeroed_memory.h"
-#include "zero/deferred_init.h"
 
 namespace zerorun {
 namespace {
@@ -36,6 +34,16 @@ constexpr const char* kShared =
 constexpr const char* kIncomplete =
     "the engine was destroyed before the last update of this parameter had arrived on this rank, so its "
     "values are incomplete: end the run";
+constexpr const char* kSplit =
+    "this parameter is split among tensor ranks, and this rank has a part of it, which only operators use; "
+    "for "
+    "data_ptr(), storage() or saving open a GatheredParameters scope around the access, which shows all of "
+    "it "
+    "(C++: zerorun::GatheredParameters, Python: zerorun.zero.GatheredParameters)";
+constexpr const char* kPartGone =
+    "the engine that computed with this rank's part of this parameter (tensor parallelism) was destroyed, "
+    "and "
+    "no tensor has the whole parameter: keep the engine as long as the model";
 constexpr const char* kGone =
     "the engine that held the slices of this parameter (ZeRO stage 3) was destroyed, and the values with it: "
     "keep the engine as long as the model";
@@ -68,15 +76,12 @@ c10::DataPtr keep_alive(const at::Tensor& tensor) {
           tensor.device()};
 }
 
-// Returns memory for one broadcast of initial values. On a GPU a communicator registers its memory, which
-// takes longer than one collective gains; on CPUs its memory is shared, which saves copies.
-at::Tensor allocate_for_one_use(Communicator& communicator, int64_t numel, Dtype dtype) {
-  Device& device = communicator.device();
-  return device.streams().asynchronous() ? device.allocate(numel, scalar_type(dtype))
-                                         : communicator.allocate(numel, scalar_type(dtype));
-}
-
 }  // namespace
+
+int64_t numel_of_part(const NamedParameter& parameter, int rank) {
+  if (!parameter.split) return parameter.tensor.numel();
+  return c10::multiply_integers(sizes_of_part(parameter.tensor.sizes(), *parameter.split, rank));
+}
 
 Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Communicator& communicator,
                  const BucketOptions& options)
@@ -89,14 +94,23 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
   c10::NoGradGuard no_grad;
   if (options.marked) {
     install_interception();
-    owners_ = std::make_unique<StorageOwner[]>(store_->count());
+    owners_ = std::make_unique<StorageOwner[]>(2 * static_cast<size_t>(store_->count()));
   }
-  for (const auto& [name, tensor, group] : parameters_) {
-    shapes_.push_back({tensor.sizes().vec(), tensor.strides().vec(), tensor.numel()});
-    trained_parameters_ += group != kFrozen;
+  for (const NamedParameter& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensor;
+    Shape shape{tensor.sizes().vec(), tensor.strides().vec(), tensor.numel()};
+    if (parameter.split) {
+      shape.sizes = sizes_of_part(tensor.sizes(), *parameter.split, options.tensor->rank());
+      shape.strides = at::infer_dense_strides(shape.sizes, tensor.strides());
+      shape.numel = c10::multiply_integers(shape.sizes);
+    }
+    shapes_.push_back(std::move(shape));
+    trained_parameters_ += parameter.group != kFrozen;
   }
   trained_count_ = static_cast<int>(std::ranges::count_if(
       store.layout().buckets, [](const BucketLayout& bucket) { return bucket.group != kFrozen; }));
+  for (int bucket = 0; bucket < store_->count(); ++bucket)
+    labels_.push_back(make_label(bucket, store_->layout(bucket), parameters_));
   shared_.resize(store_->count());
   own_values_.resize(store_->count());
   given_up_.resize(store_->count());
@@ -111,115 +125,12 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
   }
 }
 
-at::Tensor Buckets::allocate_values(int bucket) {
-  const int64_t numel = store_->layout(bucket).numel;
-  if (marked() && options_.shared) {
-    const bool in_files = store_->has_values_in_files(bucket);
-    const at::Tensor values = in_files ? shared_gathers_->make_buffer(bucket, numel, scalar_type(dtype()))
-                                       : communicator_->allocate_shared(numel, scalar_type(dtype()));
-    shared_[bucket] = !in_files && values.defined();
-    if (values.defined()) return values;
-  }
-  return store_->layout(bucket).partitioned ? allocate_for_one_use(*communicator_, numel, dtype())
-                                            : communicator_->allocate(numel, scalar_type(dtype()));
-}
-
-// Moves the bucket's parameters into new memory, `flat`. If master weights start from the unrounded fp32
-// values, the local tensor `exact` holds these values; otherwise `exact` is `flat`.
-void Buckets::move_in(int bucket) {
-  const BucketLayout& bucket_layout = store_->layout(bucket);
-  ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
-  labels_.push_back(make_label(bucket, bucket_layout, parameters_));
-  at::Tensor flat = allocate_values(bucket);
-  const bool wants_exact = options_.master_from_fp32 && has_master(bucket) && dtype() != Dtype::fp32;
-  const at::Tensor exact =
-      wants_exact ? allocate_for_one_use(*communicator_, bucket_layout.numel, Dtype::fp32) : flat;
-  const std::string message =
-      named_in_message(bucket_layout, parameters_) + (bucket_layout.partitioned ? kReleased
-                                                      : shared(bucket)          ? kShared
-                                                                                : kPending);
-  storages_.push_back(marked() ? make_owned_storage(owners_[bucket], static_cast<int64_t>(flat.nbytes()),
-                                                    flat.device(), message)
-                               : flat.storage());
-  for (int index : bucket_layout.parameters) {
-    at::Tensor& parameter = parameters_[index].tensor;
-    if (rank_ == 0) {
-      at::Tensor place = view(index, exact);
-      // After a failure rank 0 goes on, because the other ranks wait for its broadcasts.
-      Failure failure = failure_of([&] { fill(index, place); });
-      if (failure) place.fill_(std::numeric_limits<double>::quiet_NaN());
-      if (!unfilled_) unfilled_ = std::move(failure);
-    } else if (owner_of(parameter) && !is_deferred(parameter)) {
-      parameter.detach().clone();  // another engine gathers it, for which rank 0 needs all ranks
-    }
-    parameter.set_data(view_of_bucket(index, flat));
-  }
-  communicator_->broadcast(exact, 0, "initial values of " + labels_[bucket])->wait();
-  if (wants_exact && (shared(bucket) || gathers_once(bucket))) {
-    at::Tensor own = store_->slice_of(bucket, flat, rank_);
-    own.copy_(store_->slice_of(bucket, exact, rank_));
-    communicator_->all_gather(flat, own, "rounded values of " + labels_[bucket])->wait();
-  } else if (wants_exact) {
-    flat.copy_(exact);
-  }
-  keep(bucket, std::move(flat), exact);
-}
-
-void Buckets::fill(int parameter, at::Tensor place) const try {
-  const at::Tensor& tensor = parameters_[parameter].tensor;
-  if (!is_deferred(tensor)) {
-    place.copy_(tensor);
-  } else if (tensor.scalar_type() == place.scalar_type() && place.is_cpu()) {
-    make_values(tensor, place);
-  } else {
-    const Shape& shape = shapes_[parameter];
-    at::Tensor given =
-        zeroed_memory(shape.numel, tensor.scalar_type()).as_strided(shape.sizes, shape.strides);
-    make_values(tensor, given);
-    place.copy_(given);
-  }
-} catch (const UserError& error) {
-  throw UserError("the values of parameter " + parameters_[parameter].name + ": " + error.what());
-}
-
-// Puts the values and master weights that this rank keeps into the store.
-void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
-  if (has_master(bucket) && store_->has(bucket, kMaster)) {
-    write_master(bucket, store_->slice_of(bucket, exact, rank_));
-  } else if (has_master(bucket)) {
-    const Extent extent = options_.whole_master ? Extent::bucket : Extent::slice;
-    const at::Tensor updated = options_.whole_master ? exact : store_->slice_of(bucket, exact, rank_);
-    at::Tensor master = options_.master_on_host ? device_->allocate_on_host(updated.numel(), at::kFloat)
-                                                : device_->allocate(updated.numel(), at::kFloat);
-    store_->put(bucket, StateKind::master, kMaster, extent, master.copy_(updated),
-                options_.master_on_host ? Home::host : Home::device);
-  }
-  if (kind(bucket).comes_and_goes()) {
-    const at::Tensor own = store_->slice_of(bucket, flat, rank_);
-    if (store_->has_values_in_files(bucket)) {
-      store_->with_values(bucket, ValueUse::overwrite, [&] { at::Tensor(shard(bucket)).copy_(own); });
-      if (shared_gathers_) shared_gathers_->give_back_pages();
-      return;
-    }
-    const bool on_host = options_.shards_on_host;
-    at::Tensor shard = on_host ? device_->allocate_on_host(own.numel(), flat.scalar_type())
-                               : communicator_->allocate(own.numel(), flat.scalar_type());
-    store_->put(bucket, StateKind::value, kValue, Extent::slice, shard.copy_(own),
-                on_host ? Home::host : Home::device);
-    return;
-  }
-  if (marked() && !shared(bucket)) give_memory(storages_[bucket], flat.mutable_data_ptr());
-  store_->put(bucket, StateKind::value, kValue, Extent::bucket, std::move(flat),
-              shared(bucket) ? Home::shared : Home::device);
-}
-
-// Writes `values` to the bucket's master weights, which are in files.
-void Buckets::write_master(int bucket, const at::Tensor& values) {
-  const StateTensor& master = store_->at(bucket, kMaster);
-  store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
-    const auto [begin, numel] = store_->chunk_range(bucket, chunk);
-    master.chunks[chunk].copy_(values.narrow(0, begin, numel));
-  });
+std::string Buckets::message_without_memory(int bucket) const {
+  const BucketLayout& layout = store_->layout(bucket);
+  return named_in_message(layout, parameters_) + (is_split(bucket)     ? kSplit
+                                                  : layout.partitioned ? kReleased
+                                                  : shared(bucket)     ? kShared
+                                                                       : kPending);
 }
 
 Buckets::~Buckets() {
@@ -231,12 +142,17 @@ void Buckets::leave() {
   if (!marked()) return;
   for (int bucket = 0; bucket < static_cast<int>(storages_.size()); ++bucket) {
     const bool whole = store_->has(bucket, kValue) && !store_->layout(bucket).partitioned;
-    const at::Tensor own = whole && !given_up_[bucket] ? values_to_leave(bucket) : at::Tensor();
+    const bool stays = whole && !given_up_[bucket] && !is_split(bucket);
+    const at::Tensor own = stays ? values_to_leave(bucket) : at::Tensor();
     if (own.defined()) {
       leave_memory(storages_[bucket], keep_alive(own));
     } else {
-      leave_without_memory(storages_[bucket], named_in_message(store_->layout(bucket), parameters_) +
-                                                  (whole ? kIncomplete : kGone));
+      const std::string message =
+          named_in_message(store_->layout(bucket), parameters_) + (is_split(bucket) ? kPartGone
+                                                                   : whole          ? kIncomplete
+                                                                                    : kGone);
+      leave_without_memory(storages_[bucket], message);
+      if (is_split(bucket)) leave_without_memory(local_storages_[bucket], message);
     }
   }
 }
@@ -255,7 +171,33 @@ at::Tensor Buckets::values_to_leave(int bucket) const {
 }
 
 void Buckets::listen(OperatorListener* listener) {
-  for (int bucket = 0; bucket < store_->count(); ++bucket) owners_[bucket].listener = listener;
+  for (int number = 0; number < 2 * store_->count(); ++number) owners_[number].listener = listener;
+}
+
+void Buckets::set_rule(OperatorRule* rule) {
+  for (int bucket = 0; bucket < store_->count(); ++bucket) {
+    if (is_split(bucket)) owners_[bucket].rule = rule;
+  }
+}
+
+void Buckets::give_memory(int bucket, void* data) const {
+  zerorun::give_memory(is_split(bucket) ? local_storages_[bucket] : storages_[bucket], data);
+}
+
+void Buckets::take_memory(int bucket) const {
+  zerorun::take_memory(is_split(bucket) ? local_storages_[bucket] : storages_[bucket]);
+}
+
+at::Tensor Buckets::local_view(const at::Tensor& tensor) const {
+  at::Tensor local = marked_view(local_storages_[bucket_of(owner_of(tensor))], tensor.scalar_type(),
+                                 tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  if (!local.is_inference())
+    local.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
+  return local;
+}
+
+int Buckets::parameter_of(const at::Tensor& tensor) const {
+  return parameter_at(bucket_of(owner_of(tensor)), tensor.storage_offset());
 }
 
 const at::Tensor& Buckets::flat(int bucket) const {

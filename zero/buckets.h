@@ -12,6 +12,12 @@
 // keeps for the slices that it updates. The optimizer writes both. If an operator of the program writes to a
 // parameter, Residency calls note_written(), and before the next update follow_writes() copies the written
 // values into the master weights.
+//
+// [Note: split parameters] Of a split parameter a bucket has this tensor rank's part, and the user's leaf has
+// the part's sizes. Operators on the leaf go to an OperatorRule (tensor_parallel/), which computes with
+// local_view()s. So a bucket of split parameters has two storages: the leaves are views of the first, whose
+// operators go to the rule, and which never has memory; local views are views of the second, whose operators
+// go to the listener.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +36,7 @@
 #include "zero/layout.h"
 #include "zero/shared_gathers.h"
 #include "zero/slice_store.h"
+#include "zero/split.h"
 
 namespace zerorun {
 
@@ -37,7 +44,12 @@ struct NamedParameter {
   std::string name;
   at::Tensor tensor;  // the user's leaf
   int group;          // parameter group, or kFrozen
+  Share share = Share::whole;
+  std::shared_ptr<const Split> split = {};  // set if `share` is split
 };
+
+/// The number of elements that tensor rank `rank` has of a parameter that is still whole.
+int64_t numel_of_part(const NamedParameter& parameter, int rank);
 
 /// How the values of a marked bucket are stored; Residency treats the bucket accordingly.
 class BucketKind {
@@ -76,6 +88,9 @@ struct BucketOptions {
   bool whole_master = false;      // this rank keeps master weights of all slices, not only its own
   bool master_on_host = false;    // master weights are in host memory; see has_master() for fp32 values
   bool shards_on_host = false;    // the values of partitioned buckets are in host memory, not on the GPU
+  /// The ranks that share the model, some of whose parameters they split; null if there is no such plan.
+  /// Initial values are those of its rank 0.
+  Communicator* tensor = nullptr;
 };
 
 /// Whether a bucket has master weights. A trained bucket has them if its values are 16-bit, or if the host
@@ -133,19 +148,34 @@ class Buckets {
   }
   Dtype dtype() const { return options_.dtype; }
   bool has_master(int bucket) const { return zerorun::has_master(store_->layout(bucket), options_); }
-  /// The storage that the bucket's parameters are views of.
-  const c10::Storage& storage(int bucket) const { return storages_[bucket]; }
+  /// Gives the storage on which operators use the bucket's parameters memory, or takes the memory away
+  /// (zero/interception.h).
+  void give_memory(int bucket, void* data) const;
+  void take_memory(int bucket) const;
 
   bool marked() const { return owners_ != nullptr; }
   /// From now on operators on marked buckets notify `listener`.
   void listen(OperatorListener* listener);
+  /// From now on operators on split parameters go to `rule`.
+  void set_rule(OperatorRule* rule);
+  /// Returns a tensor on the memory of `tensor`, which is on the storage of a split parameter: operators on
+  /// the returned tensor see the part as if it were all of the parameter. Shares the version counter.
+  at::Tensor local_view(const at::Tensor& tensor) const;
+  /// The parameter that `tensor`, a view of a parameter of this object, belongs to.
+  int parameter_of(const at::Tensor& tensor) const;
+  /// The sizes and strides that the parameter has in its bucket.
+  at::IntArrayRef sizes(int parameter) const { return shapes_[parameter].sizes; }
+  at::IntArrayRef strides(int parameter) const { return shapes_[parameter].strides; }
   /// Marks the values of a whole bucket as incomplete: its parameters get no memory when the engine is
   /// destroyed.
   void give_up(int bucket) { given_up_[bucket] = true; }
   /// Sets the values that the parameters of a whole shared bucket get when the engine is destroyed, instead
   /// of the shared values.
   void leave_with(int bucket, at::Tensor values) { own_values_[bucket] = std::move(values); }
-  int bucket_of(const StorageOwner* owner) const { return static_cast<int>(owner - owners_.get()); }
+  int bucket_of(const StorageOwner* owner) const {
+    const auto number = static_cast<int>(owner - owners_.get());
+    return number < store_->count() ? number : number - store_->count();
+  }
 
   /// Trained parameters come first.
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
@@ -204,7 +234,12 @@ class Buckets {
   void move_in(int bucket);
   /// `flat`: the bucket's memory, needed only if buckets are not marked.
   at::Tensor view_of_bucket(int parameter, const at::Tensor& flat) const;
-  void fill(int parameter, at::Tensor place) const;
+  /// What access to the storage without memory throws.
+  std::string message_without_memory(int bucket) const;
+  bool is_split(int bucket) const { return store_->layout(bucket).share == Share::split; }
+  void fill(int parameter, at::Tensor place);
+  void fill_for_tensor_ranks(int parameter, at::Tensor place);
+  void make_given_values(int parameter, at::Tensor place) const;
   void keep(int bucket, at::Tensor flat, const at::Tensor& exact);
   void follow_writes(int bucket);
   at::Tensor written_on_host(int bucket);
@@ -221,8 +256,10 @@ class Buckets {
   BucketOptions options_;
   int rank_;
   int trained_count_ = 0;
-  std::unique_ptr<StorageOwner[]> owners_;  // one per bucket; null if not marked
+  /// One per bucket, and then one per bucket for local views; null if not marked.
+  std::unique_ptr<StorageOwner[]> owners_;
   std::vector<c10::Storage> storages_;
+  std::vector<c10::Storage> local_storages_;  // by bucket: of local views; empty handles if not split
   std::vector<std::string> labels_;
   std::vector<bool> shared_;
   std::unique_ptr<SharedGathers> shared_gathers_;

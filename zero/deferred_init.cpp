@@ -29,7 +29,7 @@ void check_place(const at::Tensor& deferred, const at::Tensor& place) {
            "place is " + text(place) + ", the values are " + text(deferred));
 }
 
-c10::Storage alias(const at::Tensor& place) {
+c10::Storage storage_of(const at::Tensor& place) {
   return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<int64_t>(place.nbytes()),
                       c10::DataPtr(place.mutable_data_ptr(), c10::DeviceType::CPU), nullptr, false);
 }
@@ -53,7 +53,7 @@ void make_values(const at::Tensor& deferred, at::Tensor& place) {
   const OperatorTape& tape = owner.tape_owner->tape();
   const TapeTensor geometry = tape_tensor_of(deferred, owner);
   if (geometry.covers) {
-    tape.replay(owner.storage, alias(place));
+    tape.replay(owner.storage, storage_of(place));
     return;
   }
   const c10::Storage whole = allocate_storage(tape.nbytes(owner.storage));

@@ -64,7 +64,7 @@ ResidencyReport GatheredBuckets::report() const {
 }
 
 void GatheredBuckets::give_memory_to_parameters(int bucket) {
-  give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
+  buckets_->give_memory(bucket, memory_.of(bucket).mutable_data_ptr());
 }
 
 void GatheredBuckets::pin(int bucket) {
@@ -72,7 +72,7 @@ void GatheredBuckets::pin(int bucket) {
 }
 
 void GatheredBuckets::unpin(int bucket) {
-  if (--states_[bucket].pins == 0 && guarded(bucket)) take_memory(buckets_->storage(bucket));
+  if (--states_[bucket].pins == 0 && guarded(bucket)) buckets_->take_memory(bucket);
 }
 
 const char* GatheredBuckets::name_of(State state) {
@@ -114,7 +114,7 @@ void GatheredBuckets::move(int bucket, State to, std::string reason) {
   const bool is_temporary = state.kind.comes_and_goes();
   switch (to) {
     case State::gathering:
-      if (!is_temporary) take_memory(buckets_->storage(bucket));
+      if (!is_temporary) buckets_->take_memory(bucket);
       streams_->wait(state.shard_written, streams_->current(), Handover::updated);
       if (streams_->asynchronous()) memory_.wait_for_last_uses(bucket);
       state.work = gather(bucket, std::move(reason));
@@ -231,7 +231,7 @@ void GatheredBuckets::drop_copy(int bucket) {
   ZR_CHECK(state.pins == 0, buckets_->label(bucket));
   memory_.drop_copy(bucket);
   state.copy_is_open = false;
-  take_memory(buckets_->storage(bucket));
+  buckets_->take_memory(bucket);
   if (state.state == State::dirty) move(bucket, State::resident);
 }
 

@@ -161,6 +161,13 @@ bool may_pass(const c10::OperatorHandle& op) {
   return false;
 }
 
+OperatorRule* rule_of(const TouchedList& touched) {
+  for (const Touched& item : touched) {
+    if (item.owner->rule) return item.owner->rule;
+  }
+  return nullptr;
+}
+
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   if (may_pass(op)) {
@@ -169,6 +176,10 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   }
   TouchedList touched;
   collect(touched, op, *stack);
+  if (OperatorRule* rule = rule_of(touched)) {
+    rule->run(op, stack);
+    return;
+  }
   OperatorRecorder* recorder = current_recorder;
   bool writes = false;  // to a tensor of `recorder`, which therefore records the operator
   for (const Touched& item : touched) {
@@ -185,7 +196,43 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   }
 }
 
+// For operators that touch no memory, or only call others, unless a rule takes them.
+void on_product(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  TouchedList touched;
+  collect(touched, op, *stack);
+  if (OperatorRule* rule = rule_of(touched)) {
+    rule->run(op, stack);
+  } else {
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  }
+}
+
+constexpr const char* kProducts[] = {"aten::linear", "aten::matmul", "aten::slice.Tensor"};
+
+std::unique_ptr<torch::Library> make_library(const std::string& name) {
+  return std::make_unique<torch::Library>(torch::Library::IMPL, name, std::optional(kKey), __FILE__,
+                                          __LINE__);
+}
+
+// The registrations of kProducts, which intercept_whole_products() replaces. Never destroyed, like those of
+// install_interception().
+std::unique_ptr<torch::Library>& products() {
+  static auto& library = *new std::unique_ptr<torch::Library>(make_library("aten"));
+  return library;
+}
+
 }  // namespace
+
+void intercept_whole_products() {
+  install_interception();
+  static std::once_flag once;
+  std::call_once(once, [] {
+    products() = nullptr;  // ends the earlier registrations
+    products() = make_library("aten");
+    for (const char* name : kProducts)
+      products()->impl(name, torch::CppFunction::makeFromBoxedFunction<&on_product>());
+  });
+}
 
 bool interception_key_is_free() {
   return !c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kKey) &&
@@ -202,17 +249,20 @@ void install_interception() {
     }
     // The registrations end when these objects are destroyed. The process needs the registrations until it
     // exits, so the objects are never destroyed.
-    static auto& libraries = *new std::map<std::string, torch::Library>;
-    auto library = [](const std::string& name) -> torch::Library& {
-      return libraries.try_emplace(name, torch::Library::IMPL, name, std::optional(kKey), __FILE__, __LINE__)
-          .first->second;
+    static auto& libraries = *new std::map<std::string, std::unique_ptr<torch::Library>>;
+    static auto& all = *make_library("_").release();
+    auto library = [](const c10::OperatorName& name) -> torch::Library& {
+      if (std::ranges::find(kProducts, c10::toString(name)) != std::end(kProducts)) return *products();
+      const std::string folder = name.name.substr(0, name.name.find("::"));
+      auto& entry = libraries[folder];
+      if (!entry) entry = make_library(folder);
+      return *entry;
     };
-    library("_").fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
+    all.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
       const auto op = c10::Dispatcher::singleton().findSchema(name);
       if (!op || !needs_no_memory_itself(*op)) continue;
-      library(name.name.substr(0, name.name.find("::")))
-          .impl(c10::toString(name).c_str(), torch::CppFunction::makeFallthrough());
+      library(name).impl(c10::toString(name).c_str(), torch::CppFunction::makeFallthrough());
     }
   });
 }

@@ -20,6 +20,7 @@ namespace zerorun {
 
 class OperatorListener;
 class OperatorRecorder;
+class OperatorRule;
 
 /// The owner of the storage of marked tensors, set as the storage's allocator although it allocates nothing.
 /// The allocator is the only field of a storage that one thread may read while another thread assigns memory
@@ -28,6 +29,9 @@ struct StorageOwner : c10::Allocator {
   // Exactly one of `listener` and `recorder` is set.
   OperatorListener* listener = nullptr;
   OperatorRecorder* recorder = nullptr;
+  /// Set if operators on the storage's tensors have another meaning than their own. Then neither `listener`
+  /// nor `recorder` is told of them.
+  OperatorRule* rule = nullptr;
   /// Called when the storage is destroyed; may be null.
   void (*storage_gone)(StorageOwner*) = nullptr;
 
@@ -65,9 +69,21 @@ class OperatorRecorder {
   ~OperatorRecorder() = default;
 };
 
+/// Is called instead of an operator that touches a storage with this rule, on any thread.
+class OperatorRule {
+ public:
+  /// Replaces the arguments on the stack by results.
+  virtual void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
+
+ protected:
+  ~OperatorRule() = default;
+};
+
 /// Registers the fallback, once per process. Throws InternalError if LibTorch or another library uses the
 /// key.
 void install_interception();
+/// From now on rules are called for `slice` too, and for `linear` and `matmul`, and not for what these call.
+void intercept_whole_products();
 /// Whether neither a fallback nor a kernel is registered for the key yet.
 bool interception_key_is_free();
 

@@ -25,11 +25,19 @@ struct Range {
   int64_t numel;  // 0 if the range is empty
 };
 
+/// What each rank of a tensor group has of a parameter.
+enum class Share {
+  whole,   // all of it, with the same gradient on all tensor ranks
+  summed,  // all of it, and the gradient is the sum of the tensor ranks'
+  split,   // a part of it (zero/split.h)
+};
+
 struct LayoutParameter {
-  int64_t numel;
-  int group;                 // all parameters of a bucket have the same group, hence the same hyperparameters
-  bool partitioned = false;  // the same for all parameters of a bucket; see BucketLayout
-  bool counted = true;       // likewise
+  int64_t numel;  // of the largest part, if the parameter is split: all tensor ranks have the same layout
+  int group;      // all parameters of a bucket have the same group, hence the same hyperparameters
+  bool partitioned = false;    // the same for all parameters of a bucket; see BucketLayout
+  bool counted = true;         // likewise
+  Share share = Share::whole;  // likewise
 };
 
 struct ParameterLocation {
@@ -43,6 +51,7 @@ struct BucketLayout {
   /// Whether this rank's data group counts the parameters in sums over all ranks of the job, such as the
   /// norm. Of the data groups that have a parameter, exactly one counts it.
   bool counted;
+  Share share;
   int64_t numel;                // padding included: world size * slice_numel
   int64_t slice_numel;          // elements of each rank's slice
   std::vector<int> parameters;  // indices of the bucket's parameters, in order of offset

@@ -62,12 +62,13 @@ Range SliceStore::range_in_slice(int parameter, int rank) const {
 }
 
 SliceContents SliceStore::contents_of(int bucket, std::vector<SliceState> states,
-                                      std::span<const std::string> names) const {
+                                      std::span<const std::string> names,
+                                      const StateFilesOptions& options) const {
   SliceContents contents{.label = "bucket " + std::to_string(bucket),
                          .metadata = {{"format", "zerorun"},
                                       {"version", "1"},
                                       {"bucket", std::to_string(bucket)},
-                                      {"rank", std::to_string(rank_)}},
+                                      {"rank", std::to_string(options.rank)}},
                          .numel = layout(bucket).slice_numel,
                          .states = std::move(states),
                          .parts = {}};
@@ -97,7 +98,7 @@ void SliceStore::keep_in_files(checkpoint::FileSystem& files, StateFilesOptions 
   for (int bucket = 0; bucket < count(); ++bucket) {
     std::vector<SliceState> of_bucket;
     for (const StateInFile& state : states[bucket]) of_bucket.push_back({.name = state.name});
-    slices.push_back(contents_of(bucket, std::move(of_bucket), names));
+    slices.push_back(contents_of(bucket, std::move(of_bucket), names, options));
   }
   files_ = std::make_unique<SliceFiles>(files, std::move(options), slices);
   for (int bucket = 0; bucket < count(); ++bucket) {
@@ -114,7 +115,7 @@ void SliceStore::keep_values_in_files(checkpoint::FileSystem& files, StateFilesO
   const char* safetensors_name = dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
   std::vector<SliceContents> slices(count());
   for (const int bucket : buckets)
-    slices[bucket] = contents_of(bucket, {{.name = kValue, .dtype = safetensors_name}}, names);
+    slices[bucket] = contents_of(bucket, {{.name = kValue, .dtype = safetensors_name}}, names, options);
   value_files_ = std::make_unique<SliceFiles>(files, std::move(options), slices);
   for (const int bucket : buckets) {
     ZR_CHECK(value_files_->chunks(bucket) == 1, "values come as whole slices");

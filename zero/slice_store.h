@@ -209,8 +209,8 @@ class SliceStore {
  private:
   const StateTensor* find(int bucket, std::string_view name) const;
   StateTensor& add_in_files(int bucket, StateKind kind, const std::string& name);
-  SliceContents contents_of(int bucket, std::vector<SliceState> states,
-                            std::span<const std::string> names) const;
+  SliceContents contents_of(int bucket, std::vector<SliceState> states, std::span<const std::string> names,
+                            const StateFilesOptions& options) const;
 
   Layout layout_;
   std::vector<int64_t> numels_;  // by parameter

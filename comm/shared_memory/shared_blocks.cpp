@@ -41,9 +41,13 @@ std::optional<int64_t> SharedBlocks::reserve(int64_t bytes, int users_to_come) {
   return offset;
 }
 
-at::Tensor SharedBlocks::open(int64_t offset, int64_t numel, at::ScalarType dtype) {
+at::Tensor SharedBlocks::open(int64_t offset, int64_t numel, at::ScalarType dtype, uint64_t group) {
   const Block block{.offset = offset,
                     .bytes = in_whole_pages(numel * static_cast<int64_t>(c10::elementSize(dtype)))};
+  {
+    std::lock_guard lock(mutex_);
+    opened_[offset] = {.bytes = block.bytes, .group = group, .is_own = false};
+  }
   return at::from_blob(
       arena_.at(offset), {numel}, [self = shared_from_this(), block](void*) { self->let_go(block); },
       at::TensorOptions().dtype(dtype));
@@ -59,7 +63,7 @@ void SharedBlocks::make_own(const at::Tensor& tensor) {
     throw Error("cannot map memory of " + std::to_string(block.bytes) +
                 " bytes (mmap): " + std::strerror(errno));
   }
-  own_.emplace(block.offset, block.bytes);
+  opened_.at(block.offset).is_own = true;
 }
 
 void SharedBlocks::give_back_pages(const at::Tensor& part) const {
@@ -71,12 +75,14 @@ void SharedBlocks::give_back_pages(const at::Tensor& part) const {
   if (begin < end) madvise(arena_.at(begin), static_cast<size_t>(end - begin), MADV_REMOVE);
 }
 
-bool SharedBlocks::contains(const void* memory, size_t bytes) const {
+bool SharedBlocks::contains(const void* memory, size_t bytes, uint64_t group) const {
   const std::optional<int64_t> offset = arena_.offset_of(memory, bytes);
   if (!offset) return false;
   std::lock_guard lock(mutex_);
-  const auto next = own_.upper_bound(*offset);
-  return next == own_.begin() || std::prev(next)->first + std::prev(next)->second <= *offset;
+  const auto next = opened_.upper_bound(*offset);
+  if (next == opened_.begin()) return false;
+  const auto& [begin, block] = *std::prev(next);
+  return begin + block.bytes > *offset && block.group == group && !block.is_own;
 }
 
 std::atomic<int>& SharedBlocks::users(const Block& block) const {
@@ -105,7 +111,10 @@ void SharedBlocks::let_go(const Block& block) {
   if (!home_.is_current()) return;
   {
     std::lock_guard lock(mutex_);
-    if (own_.erase(block.offset) > 0 && !map(block, MAP_SHARED)) return;
+    const auto opened = opened_.find(block.offset);
+    const bool is_own = opened->second.is_own;
+    opened_.erase(opened);
+    if (is_own && !map(block, MAP_SHARED)) return;
   }
   if (users(block).fetch_sub(1) > 2) return;
   void* const place = arena_.at(block.offset);

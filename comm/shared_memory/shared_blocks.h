@@ -29,8 +29,8 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   /// is no room.
   std::optional<int64_t> reserve(int64_t bytes, int users);
   /// Returns a 1-D tensor on a reserved block. Each rank opens the block once, and releases it when the
-  /// tensor is destroyed. A forked child releases nothing.
-  at::Tensor open(int64_t offset, int64_t numel, at::ScalarType dtype);
+  /// tensor is destroyed. A forked child releases nothing. `group`: identifies the ranks that open it.
+  at::Tensor open(int64_t offset, int64_t numel, at::ScalarType dtype, uint64_t group);
   /// Makes this rank's later writes to `tensor`, which is from open(), private to this rank. Pages that this
   /// rank has not written stay shared, so it would see other ranks' writes to them. Therefore, once any rank
   /// has called make_own(), each other rank must call make_own() before it writes to the block.
@@ -38,13 +38,20 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   /// Returns to the system the pages that lie wholly in `part`, which is a part of a tensor from open().
   void give_back_pages(const at::Tensor& part) const;
 
-  /// Whether the memory is in a block and this rank's writes to it are visible to all ranks.
-  bool contains(const void* memory, size_t bytes) const;
+  /// Whether the memory is in a block that the ranks of `group` have opened, and this rank's writes to it are
+  /// visible to them.
+  bool contains(const void* memory, size_t bytes, uint64_t group) const;
 
  private:
   struct Block {
     int64_t offset;
     int64_t bytes;  // whole pages; the page after them holds the number of users plus 1, or 0 if free
+  };
+
+  struct Opened {
+    int64_t bytes;
+    uint64_t group;
+    bool is_own;  // make_own() was called
   };
 
   std::atomic<int>& users(const Block& block) const;
@@ -54,8 +61,8 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   HomeProcess home_;
   SharedArena arena_;  // this rank allocates only in its own part of the segment
   mutable std::mutex mutex_;
-  std::vector<Block> reserved_;     // by this rank
-  std::map<int64_t, int64_t> own_;  // blocks for which make_own() was called: offset -> bytes
+  std::vector<Block> reserved_;       // by this rank
+  std::map<int64_t, Opened> opened_;  // by offset
 };
 
 }  // namespace zerorun

@@ -96,7 +96,7 @@ class SharedMemoryCommunicator : public Communicator {
     int64_t& offset = *place.mutable_data_ptr<int64_t>();
     if (rank() == 0) offset = host().blocks->reserve(bytes, world_size()).value_or(kNowhere);
     broadcast(place, 0, "the place of shared memory")->wait();
-    return offset == kNowhere ? at::Tensor() : host().blocks->open(offset, numel, dtype);
+    return offset == kNowhere ? at::Tensor() : host().blocks->open(offset, numel, dtype, use_->group.id());
   }
   at::Tensor make_own(const at::Tensor& shared) override {
     host().blocks->make_own(shared);
@@ -151,7 +151,7 @@ class SharedMemoryCommunicator : public Communicator {
     const int64_t* found = offsets.const_data_ptr<int64_t>();
     at::Tensor memory;
     if (ranks.size() > 1 && found[ranks.front()] != kNowhere) {
-      memory = host().blocks->open(found[ranks.front()], bytes, at::kByte);
+      memory = host().blocks->open(found[ranks.front()], bytes, at::kByte, id);
     }
     for (const RankGroup& other : groups) {
       if (found[other.ranks.front()] != kNowhere) continue;

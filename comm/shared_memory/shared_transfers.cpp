@@ -70,8 +70,9 @@ std::shared_ptr<SharedTransfers::Transfer> SharedTransfers::start(CollectiveCall
   const CollectiveCall& mine = transfer->call;
   transfer->which = {mine.kind, next_[static_cast<size_t>(mine.kind)]};
   free_slot(transfer->which);
-  transfer->in_place = (mine.kind == Collective::all_gather || mine.kind == Collective::broadcast) &&
-                       all_.host().blocks->contains(mine.output.const_data_ptr(), mine.output.nbytes());
+  transfer->in_place =
+      (mine.kind == Collective::all_gather || mine.kind == Collective::broadcast) &&
+      all_.host().blocks->contains(mine.output.const_data_ptr(), mine.output.nbytes(), group_.id);
   ZR_CHECK(!transfer->in_place || mine.kind == Collective::broadcast ||
                mine.input.const_data_ptr() ==
                    static_cast<const char*>(mine.output.const_data_ptr()) + group_.rank * mine.input.nbytes(),

@@ -6,9 +6,9 @@ namespace zerorun::config::keys {
 static constexpr KeyFact parallel_rows[] = {
     section("zerorun", "settings that DeepSpeed does not have"),
     section("zerorun.mesh",
-            "the ranks as a grid: gradients are averaged and states are sliced among data ranks only; "
-            "nothing is split "
-            "along the other axes yet, so every data group trains a model of its own (for tests)"),
+            "the ranks as a grid: gradients are averaged and states are sliced among data ranks only; tensor "
+            "ranks split layers as the program's plan says; nothing is split among pipeline ranks yet, so "
+            "each trains a model of its own (for tests)"),
     integer(".data", "", "number of data ranks; default: the ranks that the other sizes leave").least(1),
     integer(".tensor", "1", "number of tensor ranks").least(1),
     integer(".pipeline", "1", "number of pipeline ranks").least(1),
@@ -23,24 +23,37 @@ static constexpr KeyFact parallel_rows[] = {
     object("hybrid_engine", "inference during training")
         .switched_by("enabled")
         .refused("inference runs on the training engine itself, in eval mode"),
-    section("tensor_parallel", "tensor parallelism").not_supported("layers are not divided among ranks"),
-    integer(".autotp_size", "0", "number of tensor-parallel ranks; 0 or 1: none")
-        .least(0)
-        .or_harmless("1")
-        .refused(),
-    text(".dtype", "\"torch.float16\"", "dtype of the partitioned layers"),
-    boolean(".tp_overlap_comm", "false", "overlap communication with computation"),
-    boolean(".vocab_parallel_lm_head", "false", "divide the output layer's vocabulary among ranks"),
+    section("tensor_parallel", "tensor parallelism").switched_by("autotp_size"),
+    integer(".autotp_size", "0",
+            "number of tensor ranks, as zerorun.mesh.tensor; they split layers as the program's plan says; 0 "
+            "or 1: none")
+        .least(0),
+    text(".dtype", "\"torch.float16\"", "dtype of the partitioned layers")
+        .no_effect("parameters have the dtype that bf16 or fp16 gives"),
+    boolean(".tp_overlap_comm", "false", "overlap communication with computation")
+        .no_effect("a sum of activations is waited for where it is used"),
+    boolean(".vocab_parallel_lm_head", "false", "divide the output layer's vocabulary among ranks")
+        .refused("the plan's word for the output layer decides: colwise_gather_output gathers its results"),
     choice(".vocab_parallel_ce_backend", "\"torch\"", "torch liger",
-           "kernels of the loss over a divided vocabulary"),
-    object(".tensor_parallel", "more settings").or_null(),
-    object(".tp", "more settings").or_null(),
-    anything(".injection_policy_tuple", "layers to partition"),
-    object(".partition_config", "how layers are partitioned").or_null(),
-    text(".preset_model", "", "model with a predefined partition").or_null(),
-    boolean(".keep_module_on_host", "false", "keep modules in host memory"),
-    boolean(".replace_with_kernel_inject", "false", "use fused kernels"),
-    boolean(".kernel_inject", "false", "use fused kernels"),
+           "kernels of the loss over a divided vocabulary")
+        .no_effect("the program chooses its loss"),
+    object(".tensor_parallel", "more settings")
+        .or_null()
+        .no_effect("DeepSpeed has no use for it in training"),
+    object(".tp", "more settings").or_null().no_effect("DeepSpeed has no use for it in training"),
+    anything(".injection_policy_tuple", "layers to partition")
+        .no_effect("DeepSpeed has no use for it in training"),
+    object(".partition_config", "how layers are partitioned")
+        .or_null()
+        .refused("give the plan to initialize() (tensor_plan)"),
+    text(".preset_model", "", "model with a predefined partition")
+        .or_null()
+        .refused("give the plan to initialize() (tensor_plan)"),
+    boolean(".keep_module_on_host", "false", "keep modules in host memory")
+        .no_effect("DeferredInit builds models without memory"),
+    boolean(".replace_with_kernel_inject", "false", "use fused kernels")
+        .no_effect("modules stay as they are"),
+    boolean(".kernel_inject", "false", "use fused kernels").no_effect("modules stay as they are"),
     object("expert_parallel", "expert parallelism")
         .or_null()
         .switched_by("enabled")

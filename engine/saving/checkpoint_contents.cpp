@@ -65,6 +65,19 @@ std::string five_digits(int number) {
   return std::string(5 - std::min<size_t>(5, digits.size()), '0') + digits;
 }
 
+bool differs_among_tensor_ranks(Share share, StateKind kind) {
+  return share == Share::split || (share == Share::summed && kind == StateKind::gradient);
+}
+
+checkpoint::SavedSplit saved_split(const Split& split) {
+  checkpoint::SavedSplit saved{.dim = split.dim, .parts = {}};
+  for (const std::vector<Range>& part : split.parts) {
+    auto& intervals = saved.parts.emplace_back();
+    for (const auto& [begin, numel] : part) intervals.push_back({begin, numel});
+  }
+  return saved;
+}
+
 }  // namespace
 
 std::string name_of_file(int bucket, int rank) {
@@ -107,13 +120,32 @@ void close_slices(EngineState& state, bool gathers) {
     state.residency->finish_update(bucket, gathers);
 }
 
+int saved_part(const EngineState& state, int parameter, StateKind kind) {
+  const Share share = state.buckets.parameters()[parameter].share;
+  return differs_among_tensor_ranks(share, kind) ? state.mesh.coordinates().tensor : checkpoint::kWhole;
+}
+
+bool writes(const EngineState& state, int bucket, StateKind kind) {
+  return state.mesh.coordinates().tensor == 0 ||
+         differs_among_tensor_ranks(state.store.layout(bucket).share, kind);
+}
+
+std::optional<MeshSizes> saved_mesh(const EngineState& state) {
+  if (!state.mesh.has_groups()) return std::nullopt;
+  return state.mesh.sizes();
+}
+
 std::map<std::string, checkpoint::SavedParameter> saved_parameters(const EngineState& state) {
   std::map<std::string, checkpoint::SavedParameter> saved;
-  for (const auto& [name, tensor, group] : state.buckets.parameters()) {
-    saved[name] = {.shape = tensor.sizes().vec(),
-                   .strides = tensor.strides().vec(),
-                   .trained = group != kFrozen,
-                   .group = group};
+  for (const auto& [name, tensor, group, share, split] : state.buckets.parameters()) {
+    checkpoint::SavedParameter& parameter = saved[name] = {.shape = tensor.sizes().vec(),
+                                                           .strides = tensor.strides().vec(),
+                                                           .trained = group != kFrozen,
+                                                           .group = group};
+    if (!split) continue;
+    parameter.shape[static_cast<size_t>(split->dim)] = split->whole;
+    parameter.strides = checkpoint::dense_strides(parameter.shape, parameter.strides);
+    parameter.split = saved_split(*split);
   }
   for (const auto& [name, tensor, dtype, is_buffer] : state.unbucketed) {
     saved[name] = {.shape = tensor.sizes().vec(),

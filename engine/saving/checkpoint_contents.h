@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "checkpoint/manifest.h"
@@ -39,6 +40,15 @@ void open_slices(EngineState& state, bool opens, const std::string& label);
 /// Ends the period in which the slices may be written. `gathers`: also starts the all-gathers of buckets that
 /// stay in memory.
 void close_slices(EngineState& state, bool gathers);
+
+/// Which part the elements of a parameter's state count in: checkpoint::StateRange::part.
+int saved_part(const EngineState& state, int parameter, StateKind kind);
+/// Whether this rank's data group writes states of this kind. Each is written by one group of those that have
+/// the same.
+bool writes(const EngineState& state, int bucket, StateKind kind);
+
+/// The mesh of the job, if it has one: checkpoint::Manifest::mesh.
+std::optional<MeshSizes> saved_mesh(const EngineState& state);
 
 /// The model's parameters and buffers, by name.
 std::map<std::string, checkpoint::SavedParameter> saved_parameters(const EngineState& state);

@@ -72,7 +72,7 @@ void check_same_everywhere(const checkpoint::Manifest& manifest, const fs::path&
 RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory, const std::string& tag,
                                    const RestoreOptions& options, checkpoint::FileSystem& files) {
   c10::NoGradGuard no_grad;
-  state.check_one_data_group("engine.load_checkpoint");
+  state.check_knows_parts("engine.load_checkpoint");
   state.finish_open_step();
   state.checkpoints.finish();
   state.checkpoints.frozen().forget_all();
@@ -102,6 +102,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   on_all_ranks(communicator, label, [&] {
     saved.emplace(files, folder);
     restore.emplace(state, *saved, options);
+    restore->check_mesh();
     restore->check_optimizer();
     restore->check_model();
     restore->check_groups();
@@ -123,7 +124,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   if (state.residency) close_slices(state, /*gathers=*/state.mesh.data().world_size() > 1);
   // At stage 0 raw access to parameters is always allowed, so wait for the gathers here.
   if (state.policy.replicate_update && state.residency) state.residency->finish_iteration();
-  for (const NamedTensor& other : state.unbucketed) broadcast_tensor(other, 0, state.mesh.data());
+  for (const NamedTensor& other : state.unbucketed) broadcast_tensor(other, 0, communicator);
   state.buckets.bump_versions();
   on_all_ranks(communicator, label, [&] {
     if (failure) std::rethrow_exception(failure);

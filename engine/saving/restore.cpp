@@ -120,7 +120,7 @@ void Restore::read_slice(int bucket) {
     for (const auto& [index, piece] : pieces) {
       const std::string& name = names_.at(parameters[index].name);
       const bool is_moment = piece.state->kind == StateKind::moment;
-      read(name, is_moment ? piece.state->name : source_of_values(name), parameters[index].tensor, piece);
+      read(index, is_moment ? piece.state->name : source_of_values(name), piece);
     }
   });
 }
@@ -130,17 +130,16 @@ std::string Restore::gradient_state() const {
 }
 
 void Restore::read_gradients(int parameter) {
-  const at::Tensor& own = state_->buckets.parameters()[parameter].tensor;
   const std::string& name = names_.at(state_->buckets.parameters()[parameter].name);
   if (saved_->dtype_of(name, gradient_state()).empty()) return;  // the parameter has no gradient so far
   const int bucket = state_->buckets.bucket_of(parameter);
   const StateTensor& kept = state_->store.at(bucket, kGradient);
   if (!saved_->manifest().window->is_summed) {
-    read(name, gradient_state(), own, {&kept, state_->buckets.piece(parameter, kept.memory), 0});
+    read(parameter, gradient_state(), {&kept, state_->buckets.piece(parameter, kept.memory), 0});
     return;
   }
   state_->store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
-    if (piece.state->kind == StateKind::gradient) read(name, kGradient, own, piece);
+    if (piece.state->kind == StateKind::gradient) read(parameter, kGradient, piece);
   });
 }
 
@@ -160,14 +159,15 @@ void Restore::resume_window() const {
   state_->progress.restored_counts().micro = saved_->manifest().window->micro_steps;
 }
 
-at::Tensor Restore::read_whole(const std::string& parameter, const std::string& source) const {
-  const checkpoint::SavedParameter& saved = saved_->manifest().parameters.at(parameter);
+at::Tensor Restore::read_whole(const std::string& parameter, const std::string& source, int part) const {
+  const checkpoint::SavedParameter saved = part_of(saved_->manifest().parameters.at(parameter), part);
   at::Tensor values =
       at::empty_strided(saved.shape, saved.strides, dtype_of(saved_->dtype_of(parameter, source)));
   const int64_t numel = values.numel();
   saved_->read(parameter, source, 0, numel,
                {static_cast<std::byte*>(values.mutable_data_ptr()),
-                static_cast<size_t>(numel) * values.element_size()});
+                static_cast<size_t>(numel) * values.element_size()},
+               part);
   return values;
 }
 
@@ -182,26 +182,28 @@ std::string Restore::source_of_values(const std::string& parameter) const {
   return saved_->dtype_of(parameter, kMaster).empty() ? kValue : kMaster;
 }
 
-void Restore::read(const std::string& parameter, const std::string& source, const at::Tensor& own,
-                   const StatePiece& piece) {
-  const std::string dtype = saved_->dtype_of(parameter, source);
+void Restore::read(int parameter, const std::string& source, const StatePiece& piece) {
+  const at::Tensor& own = state_->buckets.parameters()[parameter].tensor;
+  const std::string& name = names_.at(state_->buckets.parameters()[parameter].name);
+  const std::string dtype = saved_->dtype_of(name, source);
   if (dtype.empty()) {
-    throw UserError("the checkpoint has no " + source + " of " + parameter +
+    throw UserError("the checkpoint has no " + source + " of " + name +
                     ": it was written with another optimizer; load with RestoreOptions::optimizer_states = "
                     "false and counters = false");
   }
+  const int part = saved_part(*state_, parameter, piece.state->kind);
   const int64_t numel = piece.values.numel();
-  const checkpoint::SavedParameter& saved = saved_->manifest().parameters.at(parameter);
+  const checkpoint::SavedParameter saved = part_of(saved_->manifest().parameters.at(name), part);
   const at::IntArrayRef strides = own.strides();
   if (!same_strides(saved, {.shape = saved.shape, .strides = strides.vec()})) {
-    // The elements lie in another order here: take this rank's from the whole parameter.
+    // The elements lie in another order here: take this rank's from all of them.
     const at::Tensor whole = at::empty_strided(own.sizes(), strides, dtype_of(dtype));
-    whole.copy_(read_whole(parameter, source));
+    whole.copy_(read_whole(name, source, part));
     at::Tensor(piece.values).copy_(whole.as_strided({numel}, {1}, piece.begin));
     return;
   }
   at::Tensor values = at::empty({numel}, dtype_of(dtype));
-  saved_->read(parameter, source, piece.begin, numel, writable_bytes_of(values));
+  saved_->read(name, source, piece.begin, numel, writable_bytes_of(values), part);
   at::Tensor(piece.values).copy_(values);
 }
 

@@ -14,6 +14,8 @@ class Restore {
  public:
   /// `state` and `saved` must outlive this object.
   Restore(EngineState& state, checkpoint::SavedState& saved, const RestoreOptions& options);
+  /// Throws UserError if the checkpoint is of another mesh.
+  void check_mesh() const;
   /// Throws UserError if the engine's optimizer cannot take over the checkpoint's state.
   void check_optimizer() const;
   /// Throws UserError if the model differs from the model in the checkpoint.
@@ -47,15 +49,15 @@ class Restore {
   // Whether each place in memory belongs to one element: only then the strides tell the order of the
   // elements.
   static bool is_dense(const checkpoint::SavedParameter& parameter);
-  // Returns the parameter with its strides of the checkpoint.
-  at::Tensor read_whole(const std::string& parameter, const std::string& source) const;
+  // Returns the parameter, or its part, with its strides of the checkpoint.
+  at::Tensor read_whole(const std::string& parameter, const std::string& source,
+                        int part = checkpoint::kWhole) const;
   void check_counts(const checkpoint::Manifest& manifest) const;
   // Prefers master weights, because 16-bit values are rounded. Without master weights (fp32 training) the
   // values are exact.
   std::string source_of_values(const std::string& parameter) const;
-  // `own`: the engine's parameter.
-  void read(const std::string& parameter, const std::string& source, const at::Tensor& own,
-            const StatePiece& piece);
+  // Reads a piece of the engine's parameter from the state `source` of the checkpoint.
+  void read(int parameter, const std::string& source, const StatePiece& piece);
 
   EngineState* state_;
   checkpoint::SavedState* saved_;

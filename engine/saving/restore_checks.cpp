@@ -1,13 +1,26 @@
 // The part of Restore that refuses checkpoints which do not fit, before anything is read.
 #include <ATen/ops/empty_strided.h>
 
+#include <algorithm>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/saving/restore.h"
 
 namespace zerorun {
+
+void Restore::check_mesh() const {
+  const MeshSizes saved = mesh_of(saved_->manifest());
+  const MeshSizes& own = state_->mesh.sizes();
+  const auto is_plain = [](const MeshSizes& sizes) { return sizes.tensor == 1 && sizes.pipeline == 1; };
+  if (saved == own || (is_plain(saved) && is_plain(own))) return;
+  throw UserError("the checkpoint was saved on " + describe(saved) + ", and this job has " + describe(own) +
+                  ": a checkpoint of a mesh cannot be loaded on another mesh yet, or without one; start the "
+                  "job with the same sizes");
+}
 
 void Restore::check_optimizer() const {
   const std::string& saved = saved_->manifest().optimizer;
@@ -45,6 +58,9 @@ void Restore::check_model() const {
           "\n  " + name +
           c10::str(" is ", parameter.shape, " with strides ", parameter.strides, " here, and ",
                    found->second.shape, " with strides ", found->second.strides, " in the checkpoint");
+    } else if (found->second.split != parameter.split) {
+      differences += "\n  " + name + " is split " + describe(parameter.split) + " here, and split " +
+                     describe(found->second.split) + " in the checkpoint";
     }
   }
   for (const auto& [name, parameter] : saved) {
@@ -89,6 +105,18 @@ void Restore::check_window() const {
   compare("dtype of gradients in collectives:", saved.communication, own.communication);
   compare("dtype of gradients:", saved.dtype, own.dtype);
   compare("factor of gradients:", saved.factor, own.factor);
+  for (int index = 0; index < static_cast<int>(state_->buckets.trained().size()); ++index) {
+    const std::string& name = state_->buckets.parameters()[index].name;
+    const auto there = names_.find(name);
+    if (there == names_.end()) continue;
+    const std::vector<int> parts = saved_->parts_of(there->second, gradient_state());
+    const int part = saved_part(*state_, index, StateKind::gradient);
+    if (parts.empty() || std::ranges::find(parts, part) != parts.end()) continue;
+    const bool whole_here = part == checkpoint::kWhole;
+    differences +=
+        "\n  gradients of " + name + ": " +
+        (whole_here ? "of each tensor rank there, of all here" : "of all tensor ranks there, of each here");
+  }
   if (state_->scaler && state_->scaler->is_fixed())  // else the checkpoint's is restored
     compare("loss scale (fp16.loss_scale):", saved.loss_scale, state_->loss_scale());
   if (differences.empty()) return;

@@ -19,6 +19,7 @@
 #include "engine/saving/client_tensors.h"
 #include "engine/saving/restart_items.h"
 #include "engine/saving/save_checks.h"
+#include "engine/tensor_checks.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -109,8 +110,9 @@ std::map<std::string, std::string> metadata_of(std::map<std::string, std::string
   return more;
 }
 
-// Adds this rank's gradients of an unfinished accumulation window: its slices of the sums over ranks, or all
-// of its own gradients. Gradients are copied at once, because code that changes them does not call keep().
+// Adds this rank's gradients of an unfinished accumulation window: its slices of the sums over data ranks, or
+// all of its own gradients. Gradients are copied at once, because code that changes them does not call
+// keep().
 void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, checkpoint::FileToWrite& file) {
   StatePins& pins = state.checkpoints.pins();
   auto add = [&](int parameter, const std::string& name, int64_t begin, const at::Tensor& values) {
@@ -118,7 +120,8 @@ void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, ch
                                      .state = name,
                                      .dtype = spelled(values.scalar_type()),
                                      .begin = begin,
-                                     .numel = values.numel()},
+                                     .numel = values.numel(),
+                                     .part = saved_part(state, parameter, StateKind::gradient)},
                            .source = pins.pin(values, CopyTime::at_once)});
   };
   for (int parameter : state.store.layout(bucket).parameters) {
@@ -128,6 +131,7 @@ void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, ch
       add(parameter, own_gradient_of(state.mesh.world().rank()), 0, state.buckets.piece(parameter, own));
       continue;
     }
+    if (!writes(state, bucket, StateKind::gradient)) continue;
     state.store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
       if (piece.state->kind == StateKind::gradient) add(parameter, kGradient, piece.begin, piece.values);
     });
@@ -149,7 +153,8 @@ checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
       .ranges = {},
       .is_frozen = is_frozen};
   for (int parameter : state.store.layout(bucket).parameters) {
-    const int64_t begin_in_slice = state.store.range_in_slice(parameter, rank).begin;
+    if (!writes(state, bucket, StateKind::value)) break;
+    const int64_t begin_in_slice = state.store.range_in_slice(parameter, state.store.rank()).begin;
     state.store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
       const StateTensor& kept = *piece.state;
       if (kept.kind == StateKind::gradient || kept.home == Home::file) return;
@@ -164,7 +169,8 @@ checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
                                        .state = kept.name,
                                        .dtype = spelled(kept.own.scalar_type()),
                                        .begin = piece.begin,
-                                       .numel = piece.values.numel()},
+                                       .numel = piece.values.numel(),
+                                       .part = saved_part(state, parameter, kept.kind)},
                              .source = source,
                              .source_offset = begin_in_slice * kept.own.element_size()});
     });
@@ -179,10 +185,13 @@ checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
 // Adds the bucket's states that are kept in files.
 void add_slots(EngineState& state, int bucket, std::vector<checkpoint::FileToWrite>& files) {
   SliceStore& store = state.store;
+  if (!writes(state, bucket, StateKind::value)) return;
   const bool is_frozen = bucket >= state.buckets.trained_count();
+  const int part = saved_part(state, store.layout(bucket).parameters.front(), StateKind::value);
   auto add = [&](SliceFiles* slices, const std::string& name) {
     if (!slices || !slices->has(bucket)) return;
     LentSlot slot = slices->lend(bucket);
+    for (checkpoint::StateRange& range : slot.facts.ranges) range.part = part;
     checkpoint::FileToWrite& file =
         files.emplace_back(checkpoint::FileToWrite{.name = name,
                                                    .metadata = {},
@@ -264,7 +273,8 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
                    .parameters = saved_parameters(state),
                    .files = {},
                    .numbers = {numbers_of(state)},
-                   .client_state = options.client_state};
+                   .client_state = options.client_state,
+                   .mesh = saved_mesh(state)};
   std::optional<WindowSoFar> window;
   if (state.progress.counts().micro > 0) {
     window = state.reducer.window_so_far();
@@ -307,7 +317,7 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
 fs::path save_checkpoint(EngineState& state, const fs::path& directory, const std::string& given_tag,
                          const CheckpointOptions& options) {
   c10::NoGradGuard no_grad;
-  state.check_one_data_group("engine.save_checkpoint");
+  state.check_knows_parts("engine.save_checkpoint");
   state.finish_open_step();
   state.checkpoints.finish();
   const std::string tag = tag_of(state, given_tag);
@@ -328,6 +338,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     check_client_tensors(options.client_tensors);
   };
   const bool shares = agree_to_save(state, check, [&] { return words_of(state, directory, tag, options); });
+  check_whole_values(state, "engine.save_checkpoint");
   const bool opens = state.residency && (shares || state.mesh.data().device().streams().asynchronous());
   open_slices(state, opens, "writes before a checkpoint");
   part.save_latest = options.save_latest;

@@ -31,17 +31,30 @@ bool is_written(const NamedTensor& other, bool exclude_frozen) {
   return other.is_buffer || !exclude_frozen;
 }
 
+std::vector<int64_t> whole_sizes(const NamedParameter& parameter) {
+  std::vector<int64_t> sizes = parameter.tensor.sizes().vec();
+  if (parameter.split) sizes[static_cast<size_t>(parameter.split->dim)] = parameter.split->whole;
+  return sizes;
+}
+
+// The parameter's values, all of them: a collective of the tensor group if it is split. Its bucket is held.
+at::Tensor whole_values(const EngineState& state, const NamedParameter& parameter) {
+  if (!parameter.split) return parameter.tensor;
+  return whole_of(state.buckets.local_view(parameter.tensor), *parameter.split, state.tensor_rule->group(),
+                  "parameter " + parameter.name);
+}
+
 std::vector<TensorToStore> tensors_of(const EngineState& state, int buckets, bool exclude_frozen) {
   std::vector<TensorToStore> tensors;
-  auto add = [&](const std::string& name, const at::Tensor& tensor) {
-    tensors.push_back({name, spelled(tensor.scalar_type()), tensor.sizes().vec()});
-  };
   for (int bucket = 0; bucket < buckets; ++bucket) {
-    for (const int index : state.store.layout(bucket).parameters)
-      add(state.buckets.parameters()[index].name, state.buckets.parameters()[index].tensor);
+    for (const int index : state.store.layout(bucket).parameters) {
+      const NamedParameter& parameter = state.buckets.parameters()[index];
+      tensors.push_back({parameter.name, spelled(parameter.tensor.scalar_type()), whole_sizes(parameter)});
+    }
   }
   for (const NamedTensor& other : state.unbucketed) {
-    if (is_written(other, exclude_frozen)) add(other.name, other.tensor);
+    if (!is_written(other, exclude_frozen)) continue;
+    tensors.push_back({other.name, spelled(other.tensor.scalar_type()), other.tensor.sizes().vec()});
   }
   return tensors;
 }
@@ -89,7 +102,7 @@ class ModelFile {
 void save_16bit_model(EngineState& state, const fs::path& directory, const std::string& filename,
                       bool exclude_frozen, checkpoint::FileSystem& files) {
   c10::NoGradGuard no_grad;
-  state.check_one_data_group("engine.save_16bit_model");
+  state.check_knows_parts("engine.save_16bit_model");
   state.finish_open_step();
   const std::string label = "saving the model to " + (directory / filename).string();
   const int buckets = exclude_frozen ? state.buckets.trained_count() : state.store.count();
@@ -100,13 +113,15 @@ void save_16bit_model(EngineState& state, const fs::path& directory, const std::
     check_names_and_dtypes(state, "save_16bit_model");
     stem = stem_of(filename);
   });
+  const bool joins = state.mesh.coordinates().data == 0;  // the tensor group of the file's writer
   ModelFile file(state.mesh.world().rank() == 0);
   file.open(files, directory, tensors_of(state, buckets, exclude_frozen), stem);
   for (int bucket = 0; bucket < buckets; ++bucket) {
     const int held[] = {bucket};
     if (state.residency) state.residency->hold(held);
-    for (const int index : state.store.layout(bucket).parameters)
-      file.write(state.buckets.parameters()[index].tensor);
+    for (const int index : state.store.layout(bucket).parameters) {
+      if (joins) file.write(whole_values(state, state.buckets.parameters()[index]));
+    }
     if (state.residency) state.residency->unhold(held, ScopeEnd::read);
   }
   for (const NamedTensor& other : state.unbucketed) {

@@ -1,10 +1,11 @@
 // All of ZeroRun's public headers.
 #pragma once
 
-#include <zerorun/communicator.h>  // Communicator, connect: the other ranks
-#include <zerorun/config.h>        // Config, load_config: ds_config.json
-#include <zerorun/engine.h>        // initialize, Engine
-#include <zerorun/optimizer.h>     // ZeroRedundancyOptimizer, enable_zero: without a config
-#include <zerorun/parameters.h>    // DeferredInit, GatheredParameters: partitioned parameters
-#include <zerorun/program.h>       // run_program, UserError
-#include <zerorun/safetensors.h>   // SafetensorsReader, SafetensorsFolder: weights in files
+#include <zerorun/communicator.h>     // Communicator, connect: the other ranks
+#include <zerorun/config.h>           // Config, load_config: ds_config.json
+#include <zerorun/engine.h>           // initialize, Engine
+#include <zerorun/optimizer.h>        // ZeroRedundancyOptimizer, enable_zero: without a config
+#include <zerorun/parameters.h>       // DeferredInit, GatheredParameters: partitioned parameters
+#include <zerorun/program.h>          // run_program, UserError
+#include <zerorun/safetensors.h>      // SafetensorsReader, SafetensorsFolder: weights in files
+#include <zerorun/tensor_parallel.h>  // TensorPlan, verify_plan: split layers

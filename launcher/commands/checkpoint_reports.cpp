@@ -76,7 +76,8 @@ std::string table(std::vector<std::vector<std::string>> rows) {
 
 std::string settings_text(const checkpoint::Manifest& manifest) {
   return manifest.precision + ", stage " + std::to_string(manifest.stage) + ", " +
-         count(manifest.world_size, "rank") + ", " + manifest.optimizer;
+         count(manifest.world_size, "rank") + (manifest.mesh ? " (" + describe(*manifest.mesh) + ")" : "") +
+         ", " + manifest.optimizer;
 }
 
 // The bytes of each state in the files: by parameter, then by state and dtype ("value F32").
@@ -94,6 +95,17 @@ ordered_json to_json(const checkpoint::RestartValue& value) {
   if (const auto* integer = std::get_if<int64_t>(&value)) return *integer;
   if (const auto* real = std::get_if<double>(&value)) return *real;
   return std::to_string(std::get<std::vector<uint8_t>>(value).size()) + " bytes";
+}
+
+// By tensor rank, pairs of the first index and the number of indices.
+ordered_json split_of(const checkpoint::SavedSplit& split) {
+  auto parts = ordered_json::array();
+  for (const auto& intervals : split.parts) {
+    auto part = ordered_json::array();
+    for (const auto& [begin, numel] : intervals) part.push_back({begin, numel});
+    parts.push_back(std::move(part));
+  }
+  return {{"dim", split.dim}, {"parts", std::move(parts)}};
 }
 
 }  // namespace
@@ -173,7 +185,9 @@ std::string to_text(const checkpoint::SavedState& saved, const std::vector<std::
     }
     if (parameter.excluded) states = "in no file";
     std::string kind = parameter.trained ? "" : "not trained";
-    for (const std::string& alias : parameter.aliases) kind += (kind.empty() ? "also " : ", also ") + alias;
+    auto add = [&](const std::string& words) { kind += (kind.empty() ? "" : ", ") + words; };
+    for (const std::string& alias : parameter.aliases) add("also " + alias);
+    if (parameter.split) add("split " + describe(parameter.split));
     rows.push_back({name, shape_text(parameter.shape), states, kind});
   }
   return text + table(rows);
@@ -193,12 +207,19 @@ ordered_json to_json(const checkpoint::SavedState& saved, const std::vector<std:
     list[name] = {{"shape", parameter.shape},     {"strides", parameter.strides},
                   {"trained", parameter.trained}, {"excluded", parameter.excluded},
                   {"aliases", parameter.aliases}, {"states", std::move(states)}};
+    if (parameter.split) list[name]["split"] = split_of(*parameter.split);
   }
+  ordered_json mesh;
+  if (manifest.mesh)
+    mesh = {{"data", manifest.mesh->data},
+            {"tensor", manifest.mesh->tensor},
+            {"pipeline", manifest.mesh->pipeline}};
   return {{"tag", manifest.tag},
           {"step", manifest.generation},
           {"precision", manifest.precision},
           {"stage", manifest.stage},
           {"world_size", manifest.world_size},
+          {"mesh", std::move(mesh)},
           {"optimizer", manifest.optimizer},
           {"micro_steps", manifest.window ? manifest.window->micro_steps : 0},
           {"numbers", std::move(numbers)},

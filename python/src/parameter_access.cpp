@@ -100,6 +100,12 @@ void bind_parameter_access(py::module_& module) {
   module.def("stays_whole", [](CoreEngine& core, const at::Tensor& parameter) {
     return ParameterStates(core.get()).stays_whole(parameter);
   });
+  module.def("is_split", [](CoreEngine& core, const at::Tensor& parameter) {
+    return ParameterStates(core.get()).is_split(parameter);
+  });
+  module.def("whole_sizes", [](CoreEngine& core, const at::Tensor& parameter) {
+    return ParameterStates(core.get()).whole_sizes(parameter);
+  });
   module.def(
       "read_gradient",
       [](CoreEngine& core, const at::Tensor& parameter) {

@@ -16,11 +16,15 @@
 #include "engine/hidden_size.h"
 #include "optim/schedule.h"
 #include "python/src/engine_binding.h"
+#include "tensor_parallel/plan.h"
 
 namespace zerorun::python {
 namespace {
 
 namespace py = pybind11;
+
+// Pattern, word, unit, blocks, transposed.
+using PlanEntry = std::tuple<std::string, std::string, int64_t, int64_t, bool>;
 
 struct Given {
   Model::NamedTensors parameters;
@@ -36,12 +40,23 @@ struct Given {
   std::string output_folder;
   std::optional<std::tuple<int, int, int>>
       mesh;  // sizes of data (0: what the others leave), tensor, pipeline
+  std::vector<PlanEntry> tensor_plan;
 };
 
 std::optional<MeshSizes> sizes_of(const Given& given) {
   if (!given.mesh) return std::nullopt;
   const auto [data, tensor, pipeline] = *given.mesh;
   return MeshSizes{.data = data, .tensor = tensor, .pipeline = pipeline};
+}
+
+TensorPlan plan_of(const Given& given) {
+  TensorPlan plan;
+  for (const auto& [pattern, word, unit, blocks, transposed] : given.tensor_plan) {
+    plan.push_back({.pattern = pattern,
+                    .style = parse_tensor_style(word),
+                    .cut = {.unit = unit, .blocks = blocks, .transposed = transposed}});
+  }
+  return plan;
 }
 
 bool requires_grad(const Model& model) {
@@ -91,6 +106,7 @@ std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
   options.communicator = connect();
   const Config config = read_config(given, model, options.communicator->world_size(), options.computes_only);
   options.mesh = sizes_of(given);
+  options.tensor_plan = plan_of(given);
   options.marks_gradients = true;
   options.output_folder = given.output_folder;
   options.optimizer = given.python_optimizer.get();
@@ -104,6 +120,13 @@ bool allows_untested(const std::string& config, const std::string& origin) {
   return config::check_config(config, origin)
       .settings.get<bool>("zero_allow_untested_optimizer")
       .value_or(false);
+}
+
+// How many tensor ranks the config's mesh has, as far as it says so; 1 if it says nothing.
+int64_t tensor_ranks(const std::string& config, const std::string& origin) {
+  const auto settings = config::check_config(config, origin).settings;
+  const int64_t of_mesh = settings.get<int64_t>("zerorun.mesh.tensor").value_or(1);
+  return std::max({int64_t{1}, of_mesh, settings.get<int64_t>("tensor_parallel.autotp_size").value_or(1)});
 }
 
 // This rank's place in the job, as the environment variables that torchrun would set. Works also if srun,
@@ -183,9 +206,12 @@ void bind_starting(py::module_& module) {
       .def_readwrite("arguments", &Given::arguments)
       .def_readwrite("has_schedule", &Given::has_schedule)
       .def_readwrite("output_folder", &Given::output_folder)
-      .def_readwrite("mesh", &Given::mesh);
+      .def_readwrite("mesh", &Given::mesh)
+      .def_readwrite("tensor_plan", &Given::tensor_plan);
   module.def("start", &start, NoGil());
   module.def("allows_untested", &allows_untested);
+  module.def("tensor_ranks", &tensor_ranks);
+  module.def("check_tensor_style", [](const std::string& word) { parse_tensor_style(word); });
   module.def("variables_of_place", &variables_of_place);
   py::class_<Meeting>(module, "Meeting")
       .def(py::init([] {

@@ -49,12 +49,12 @@ def test_arguments_that_give_sizes():
 ])
 def test_sizes_that_are_refused(match, arguments):
     with pytest.raises(zerorun.UserError, match=match):
-        zerorun.initialize(model=net(), config=config(), **arguments)
+        zerorun.initialize(model=net(), config=config(), tensor_plan={}, **arguments)
 
 
 def test_sizes_of_program_and_config_must_agree():
     with pytest.raises(zerorun.UserError, match="zerorun.mesh.*the mesh of the program|does not fit"):
-        zerorun.initialize(model=net(), config=config(zerorun={"mesh": {"data": 1}}), mesh={"tensor": 2})
+        zerorun.initialize(model=net(), config=config(zerorun={"mesh": {"data": 1}}), mesh={"tensor": 2}, tensor_plan={})
     engine = make(zerorun={"mesh": {"data": 1}})
     assert engine.mesh == {"data": 1, "tensor": 1, "pipeline": 1} and engine.data_parallel_size == 1
     engine.destroy()

@@ -22,6 +22,7 @@ from .engine import DeepSpeedEngine, Engine, initialize  # noqa: E402
 from .errors import NotSupportedError  # noqa: E402
 from .arguments import add_config_arguments  # noqa: E402
 from .data import RepeatingLoader  # noqa: E402
+from .tensor_ranks import set_autotp_mode, tp_model_init  # noqa: E402
 
 __version__ = _core.version
 
@@ -35,5 +36,5 @@ def __getattr__(name):
 __all__ = [
     "CommError", "DeepSpeedEngine", "Engine", "Error", "InternalError", "NotSupportedError", "RepeatingLoader",
     "TrainingError", "UserError", "add_config_arguments", "checkpointing", "comm", "init_distributed", "initialize",
-    "ops", "runtime", "utils", "zero",
+    "ops", "runtime", "set_autotp_mode", "tp_model_init", "utils", "zero",
 ]

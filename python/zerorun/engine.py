@@ -24,6 +24,8 @@ from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as
 from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
 from .state_dicts import show_parameters
+from .tensor_plan import entries_of
+from .tensor_ranks import compare_dtype, mesh_with_told
 from .utils import mark_leaf_modules
 from .weights import Weights
 
@@ -32,12 +34,13 @@ log = logging.getLogger("zerorun")
 
 def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
                distributed_port=None, mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None,
-               config_params=None, arguments=None, mesh=None, mesh_device=None):
+               config_params=None, arguments=None, mesh=None, mesh_device=None, tensor_plan=None):
     """As deepspeed.initialize(): returns (engine, optimizer, training_dataloader, lr_scheduler).
 
     `config`: a dict, or the path of a ds_config.json; else args.deepspeed_config. `arguments`: values for "auto", by the
-    key's path. `mesh`: {"data": 2, "tensor": 2}, the config's zerorun.mesh; nothing is split along tensor and pipeline yet, so each
-    data group trains a model of its own. A collective. Raises zerorun.UserError."""
+    key's path. `mesh`: {"data": 2, "tensor": 2}, the config's zerorun.mesh. `tensor_plan`: how parameters are split among tensor
+    ranks, {pattern: word} or {pattern: {"style": word, "unit": 64, "blocks": 3, "transposed": True}}; None: as the model's own tp_plan
+    says; {}: not at all. A collective. Raises zerorun.UserError."""
     if isinstance(model, Engine):
         raise UserError("initialize(): the model is an engine already: pass the module that it was made from")
     refuse_models(model)
@@ -49,7 +52,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     config = given_config(args, config if config is not None else config_params)
     text, origin = read_config(config)
     engine = Engine(model, text, origin, config=config, optimizer=optimizer, model_parameters=model_parameters,
-                    lr_scheduler=lr_scheduler, arguments=arguments, mesh=sizes)
+                    lr_scheduler=lr_scheduler, arguments=arguments, mesh=sizes, tensor_plan=tensor_plan)
     loader = engine.deepspeed_io(training_data, collate_fn=collate_fn) if training_data is not None else None
     return engine, engine.optimizer, loader, engine.lr_scheduler
 
@@ -58,7 +61,7 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
     """Calls the model and runs ZeRO on its parameters. A model has one engine on each rank, used by one thread at a time."""
 
     def __init__(self, model, config_text, origin, config=None, optimizer=None, model_parameters=None, lr_scheduler=None,
-                 arguments=None, mesh=None):
+                 arguments=None, mesh=None, tensor_plan=None):
         super().__init__()
         if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
             chosen = model_parameters if model_parameters is not None else model.parameters()
@@ -76,7 +79,8 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         else:
             given.optimizer = as_config(optimizer) if optimizer is not None else ""
         given.arguments = dict(arguments or {})
-        given.mesh = mesh
+        given.mesh, tensor_ranks = mesh_with_told(mesh, model, config_text, origin)
+        given.tensor_plan = entries_of(model, tensor_plan, tensor_ranks)
         given.has_schedule = lr_scheduler is not None
         dtypes = {name: tensor.dtype for name, tensor in given.parameters}
         self._core = _core.start(given)
@@ -90,6 +94,9 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         self._config = self._core.config()
         self._runs_schedule = self._config["has_scheduler"]  # one of the config, that the program has not taken over
         self._parameter_names = {id(tensor): name for name, tensor in given.parameters}
+        # Of parameters that are split among tensor ranks.
+        self._whole_shapes = {id(tensor): tuple(_core.whole_sizes(self._core, tensor)) for _, tensor in given.parameters
+                              if given.tensor_plan and _core.is_split(self._core, tensor)}
         self._model_watch = ModelWatch(model)
         self.micro_steps = 0
         self._hooks = ModuleHooks()
@@ -109,6 +116,7 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         self._client_watch = ClientWatch(self, optimizer) if optimizer is not None else None
         if self._core.rank() == 0:
             log_conversions(model, dtypes, self.dtype)
+            compare_dtype(model, self.dtype)
         groups_of_ranks.follow(self._core)
         _registry.add(self)
 
@@ -182,7 +190,7 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         self._raw_readers.follow_compilation()
         if self._config["dtype"] == "fp16":
             inputs, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, self._core.cast_input, (inputs, kwargs))
-        with explained_errors(self.module):
+        with explained_errors(self.module, self._whole_shapes):
             return self.module(*inputs, **kwargs)
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False):
@@ -190,7 +198,7 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         if not isinstance(loss, torch.Tensor):
             raise FailedAssertion(f"engine.backward(): loss is a {type(loss).__name__}, expected a tensor of one element")
         scaled = loss if scale_wrt_gas else loss * self.gradient_accumulation_steps()
-        with explained_errors(self.module):
+        with explained_errors(self.module, self._whole_shapes):
             self._core.backward(scaled, retain_graph, create_graph)
         return loss
 

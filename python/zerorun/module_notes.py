@@ -3,10 +3,11 @@
 import contextlib
 import logging
 import os
+import traceback
 
 import torch
 
-from ._core import CommError, saved_tensors
+from ._core import CommError, Error, saved_tensors
 from .inputs import shown
 
 log = logging.getLogger("zerorun")
@@ -42,12 +43,12 @@ def log_left_out(checkpoint, model):
 
 
 @contextlib.contextmanager
-def explained_errors(model):
-    """Adds the remedy to errors whose text cannot name it."""
+def explained_errors(model, whole_shapes):
+    """Adds the remedy to errors whose text cannot name it. `whole_shapes`: of parameters that are split, by id."""
     try:
         yield
-    except (CommError, RuntimeError) as error:
-        remedy = _remedy_of(error, model)
+    except (CommError, RuntimeError, ValueError, IndexError) as error:
+        remedy = _remedy_of(error, model) or _of_parts(error, model, whole_shapes)
         if remedy and remedy not in str(error):
             error.args = (f"{error}. {remedy}",)
         raise
@@ -56,9 +57,30 @@ def explained_errors(model):
 def _remedy_of(error, model):
     if "ranks disagree" in str(error) and "all_gather of parameters of" in str(error):
         return _LEAF
-    if not isinstance(error, CommError) and _is_of_dtypes(str(error)) and _has_wide_buffers(model):
+    if isinstance(error, RuntimeError) and not isinstance(error, CommError) and _is_of_dtypes(str(error)) and _has_wide_buffers(model):
         return _BUFFERS
     return ""
+
+
+def _of_parts(error, model, whole_shapes):
+    """What to say if the innermost module that raised and has split parameters may have counted on whole ones."""
+    if not whole_shapes or isinstance(error, Error) or "split among tensor ranks" in str(error):
+        return ""
+    names = {id(module): name for name, module in model.named_modules()}
+    module, parts = None, []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        each = frame.f_locals.get("self")
+        if id(each) not in names:
+            continue
+        found = [f"{name} is {list(parameter.shape)} of {list(whole_shapes[id(parameter)])}"
+                 for name, parameter in each.named_parameters() if id(parameter) in whole_shapes]
+        if found:
+            module, parts = each, found
+    if module is None:
+        return ""
+    return (f"Module {names[id(module)]} ({type(module).__name__}) has parts of its parameters on this tensor rank "
+            f"({', '.join(parts[:4])}). If it writes whole sizes itself, such as a number of heads or features, let it take those "
+            "of its parts (view(..., -1, head_dim)), or leave it whole in the tensor plan")
 
 
 def _is_of_dtypes(text):

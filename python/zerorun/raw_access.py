@@ -44,6 +44,9 @@ class RawReaders:
                 self._hook(module)
 
     def scopes_of(self, parameters):
+        if any(id(parameter) in self._engine()._whole_shapes for parameter in parameters):
+            raise UserError("torch.compile(), gather_around(), gather_arguments() and leaf modules read parameters past torch's operators, "
+                            "and these are split among tensor ranks: leave the parameters whole in the tensor plan, or leave that out")
         return _Scopes(self._engine, parameters)
 
     def _hook(self, module):

@@ -7,6 +7,10 @@ import weakref
 import torch
 
 from . import _core
+from ._core import UserError
+
+_IS_PART = ("a parameter that is split among tensor ranks has only its part in state_dict(): take "
+            "engine.consolidated_16bit_state_dict(), or save inside a GatheredParameters scope, where parameters are whole")
 
 
 class ShownParameter(torch.Tensor):
@@ -16,6 +20,11 @@ class ShownParameter(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     _zerorun_copy = None  # what data_ptr() points to: only code that reads addresses sees it
+    _zerorun_is_part = False  # of a parameter that is split among tensor ranks
+
+    def refuse_part(self):
+        if self._zerorun_is_part:
+            raise UserError(_IS_PART)
 
     def _plain(self):
         return self.as_subclass(torch.Tensor)
@@ -29,6 +38,7 @@ class ShownParameter(torch.Tensor):
         return plain.detach().clone() if self._may_copy() else plain  # whose memory says what to do
 
     def __reduce_ex__(self, protocol):
+        self.refuse_part()
         return self._copy_alone().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo):
@@ -36,7 +46,7 @@ class ShownParameter(torch.Tensor):
 
     def _part(self, take):
         part = take(self._plain()).as_subclass(ShownParameter)
-        part._zerorun_engine = self._zerorun_engine
+        part._zerorun_engine, part._zerorun_is_part = self._zerorun_engine, self._zerorun_is_part
         if self._zerorun_copy is not None:
             part._zerorun_copy = take(self._zerorun_copy)
         return part
@@ -48,9 +58,9 @@ class ShownParameter(torch.Tensor):
         return self._part(lambda tensor: tensor[index])
 
     def data_ptr(self):
-        if _has_memory(self._plain()):
+        if _has_memory(self._plain()) and not self._zerorun_is_part:
             return self._plain().data_ptr()
-        if not self._may_copy():
+        if self._zerorun_is_part or not self._may_copy():
             return _Address(self)
         if self._zerorun_copy is None:
             self._zerorun_copy = self._copy_alone()
@@ -59,7 +69,7 @@ class ShownParameter(torch.Tensor):
         return self._zerorun_copy.data_ptr()
 
     def untyped_storage(self):
-        if _has_memory(self._plain()):
+        if _has_memory(self._plain()) and not self._zerorun_is_part:
             return self._plain().untyped_storage()
         return _Storage(self) if self._zerorun_copy is None else self._zerorun_copy.untyped_storage()
 
@@ -76,15 +86,16 @@ def _has_memory(tensor):
 
 @functools.total_ordering
 class _Address:
-    """In place of the address of a parameter that has no memory here: can be compared, and not be read."""
+    """In place of the address of a parameter that has no memory here, or only a part of it: can be compared, and not be read."""
 
     def __init__(self, shown, offset=None):
+        self._shown = shown
         self._plain = shown.as_subclass(torch.Tensor)
         offset = self._plain.storage_offset() * self._plain.element_size() if offset is None else offset
         self._key = self._plain.untyped_storage()._cdata, offset
 
     def __add__(self, count):
-        return _Address(self._plain, self._key[1] + count)
+        return _Address(self._shown, self._key[1] + count)
 
     def __eq__(self, other):
         return isinstance(other, _Address) and self._key == other._key
@@ -96,6 +107,7 @@ class _Address:
         return hash(self._key)
 
     def __index__(self):
+        self._shown.refuse_part()
         return self._plain.data_ptr()  # raises, and says what to do
 
     _as_parameter_ = property(__index__)  # for ctypes
@@ -118,11 +130,11 @@ class _Storage:
 
 def show_parameters(engine, hooks):
     """Makes state_dict() of the engine's modules return ShownParameters. `hooks`: the engine's ModuleHooks."""
-    if engine.zero_optimization_stage() == 0:
-        return  # the parameters have memory at all times
+    if engine.zero_optimization_stage() == 0 and not engine._whole_shapes:
+        return  # the parameters have memory at all times, all of them
     owners = {id(parameter) for parameter in engine.module.parameters()}
     shown = weakref.WeakValueDictionary()  # by parameter: tied weights stay one tensor
-    reference = weakref.ref(engine)
+    reference, whole_shapes = weakref.ref(engine), engine._whole_shapes
 
     def show(module, state, prefix, local_metadata):
         for key, parameter in module._parameters.items():
@@ -135,6 +147,7 @@ def show_parameters(engine, hooks):
     def as_shown(parameter, tensor):
         result = tensor.as_subclass(ShownParameter)
         result._zerorun_engine = reference
+        result._zerorun_is_part = tensor.shape != whole_shapes.get(id(parameter), tensor.shape)
         shown[id(parameter)] = result
         return result
 

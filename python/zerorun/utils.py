@@ -10,6 +10,8 @@ from ._core import UserError, survive_termination  # noqa: F401
 from .data import RepeatingLoader  # noqa: F401
 from .errors import BadArgument, not_supported
 from .raw_access import MARK, find
+from .weights import whole_copy
+from .zero import GatheredParameters
 
 logger = logging.getLogger("zerorun")
 
@@ -66,14 +68,14 @@ def safe_get_full_fp32_param(param):
     engine = _engine_of(param)
     if "master" in _core.state_names(engine._core, param):
         return _core.read_state(engine._core, param, "master")
-    return param.detach().clone().float()
+    return whole_copy(engine, param).float()
 
 
 def safe_set_full_fp32_param(param, value):
     """Sets the fp32 master weights and the parameter that the model uses. All ranks must pass the same values."""
     engine = _engine_of(param)
-    value = _shaped(param, value)
-    with torch.no_grad():
+    value = _shaped(engine, param, value)
+    with torch.no_grad(), GatheredParameters([param], enabled=id(param) in engine._whole_shapes):
         param.copy_(value)
     if "master" in _core.state_names(engine._core, param):
         _core.write_state(engine._core, param, "master", value)
@@ -90,12 +92,14 @@ def safe_get_full_optimizer_state(param, optim_state_key):
 
 def safe_set_full_optimizer_state(param, value, optim_state_key):
     """Sets the whole state. All ranks must pass the same values."""
-    _core.write_state(_engine_of(param)._core, param, optim_state_key, _shaped(param, value))
+    engine = _engine_of(param)
+    _core.write_state(engine._core, param, optim_state_key, _shaped(engine, param, value))
 
 
-def _shaped(param, value):
-    if tuple(value.shape) != tuple(param.shape):
-        raise UserError(f"expected values of shape {tuple(param.shape)}, found {tuple(value.shape)}")
+def _shaped(engine, param, value):
+    expected = engine._whole_shapes.get(id(param), tuple(param.shape))
+    if tuple(value.shape) != expected:
+        raise UserError(f"expected values of shape {expected}, found {tuple(value.shape)}")
     return value.to(param.device)
 
 
@@ -110,7 +114,8 @@ def safe_get_full_grad(param):
 def safe_set_full_grad(param, value):
     """Replaces the gradient that safe_get_full_grad() returns, where that may be called. All ranks must pass the same
     values."""
-    _core.write_gradient(_engine_of(param)._core, param, _shaped(param, value))
+    engine = _engine_of(param)
+    _core.write_gradient(engine._core, param, _shaped(engine, param, value))
 
 
 def safe_get_local_grad(param):

@@ -2,11 +2,23 @@
 
 import torch
 
+from . import _core
 from .inputs import path_for_core
 
 
+def whole_copy(engine, tensor):
+    """A copy of a parameter or buffer of the engine's model. A collective."""
+    if id(tensor) not in engine._whole_shapes:
+        return tensor.detach().clone()  # gathers on all ranks
+    scope = _core.GatherScope(engine._core, [tensor], None)
+    try:
+        return tensor.detach().clone()
+    finally:
+        scope.close(False)
+
+
 class Weights:
-    """A base class of Engine, which sets _core and module."""
+    """A base class of Engine, which sets _core, module and _whole_shapes."""
 
     def save_16bit_model(self, save_dir, save_filename="model.safetensors", exclude_frozen_parameters=False):
         """Writes one safetensors file with the weights in the dtype of training. A collective. Returns True."""
@@ -28,7 +40,7 @@ class Weights:
                 if is_first:
                     state[name] = state[first]
                 continue
-            whole = tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor  # gathers on all ranks
+            whole = whole_copy(self, tensor) if isinstance(tensor, torch.Tensor) else tensor
             if is_first:
                 state[name] = whole.cpu() if isinstance(whole, torch.Tensor) else whole
         return state if is_first else None

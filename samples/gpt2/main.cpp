@@ -88,22 +88,15 @@ int64_t resume_data(const ProgramOptions& options, const Dataset& data, const st
   return state["next_sample"].get<int64_t>();
 }
 
-int64_t count_parameters(const Gpt2& model) {
-  int64_t parameters = 0;
-  for (const at::Tensor& parameter : model->parameters()) parameters += parameter.numel();
-  return parameters;
-}
-
 void introduce(const ProgramOptions& options, const Dataset& data, const Tokenizer& tokenizer,
                zerorun::Engine& engine, const Gpt2& model) {
-  const int64_t parameters = count_parameters(model);
+  const int64_t parameters = model->numel();
   const zerorun::Config& config = engine.config();
   std::printf("gpt2: %s parameters, %lld layers, hidden %lld; ZeRO stage %d on %d %s\n",
               with_commas(parameters).c_str(), static_cast<long long>(options.model.layers),
               static_cast<long long>(options.model.hidden), config.zero.stage,
               engine.communicator().world_size(), engine.communicator().world_size() == 1 ? "rank" : "ranks");
-  if (config.mesh)
-    std::printf("mesh: %s; each data group trains a model of its own\n", describe(*config.mesh).c_str());
+  if (config.mesh) std::printf("mesh: %s\n", describe(*config.mesh).c_str());
   std::printf("data: %s", data.description().c_str());
   if (!tokenizer.is_bytes()) std::printf("; %s kinds of token", with_commas(tokenizer.size()).c_str());
   std::printf("\n");
@@ -220,7 +213,7 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
   const int64_t steps = engine.global_steps() - first;
   if (engine.mesh().data().world_size() == 1 || steps <= 0) return;
   const int64_t micro_steps = steps * engine.config().batch.gradient_accumulation_steps;
-  std::printf("%s", traffic_report(engine, count_parameters(model), micro_steps).c_str());
+  std::printf("%s", traffic_report(engine, model->numel(), micro_steps).c_str());
 }
 
 // --init may be a folder with a config.json but no weights: then the initial weights are random.
@@ -284,8 +277,12 @@ int run(int argc, char** argv) {
   if (options->model.vocab < tokenizer.size())
     throw UserError("--vocab " + std::to_string(options->model.vocab) + ": the tokenizer has " +
                     std::to_string(tokenizer.size()) + " tokens");
+  std::optional<zerorun::MeshSizes> mesh;
+  if (options->tensor_parallel > 1)
+    mesh = zerorun::MeshSizes{.tensor = static_cast<int>(options->tensor_parallel)};
   const zerorun::Config config = zerorun::load_config(
       options->deepspeed.config_file(), {.world_size = environment.world_size,
+                                         .mesh = mesh,
                                          .arguments = options->hyperparameters.arguments(options->steps),
                                          .hidden_size = options->model.hidden});
   share_cores(environment.world_size);
@@ -308,6 +305,7 @@ int run(int argc, char** argv) {
 
   Gpt2 model = build_model(*options, config);
   if (has_weights_to_load(*options)) load_weights(*model, options->init);
+  initialize_options.tensor_plan = model->tensor_plan();
   zerorun::Engine engine = zerorun::initialize(*model, config, initialize_options);
   const bool talks = environment.rank == 0;
   if (talks && !options->init.empty()) warn_of_dropout(options->init);

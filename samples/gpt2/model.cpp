@@ -45,6 +45,7 @@ struct Conv1D : torch::nn::Module {
 struct Context {
   at::Tensor mask;                                      // (B, 1, T, T) bool, or undefined: causal
   std::pair<at::Tensor, at::Tensor>* cached = nullptr;  // this layer's keys and values; null: no cache
+  int64_t positions = 0;                                // of the cache
   int64_t position = 0;                                 // of the first token
 };
 
@@ -60,22 +61,27 @@ at::Tensor causal_mask(const at::Tensor& attention_mask) {
 
 struct Attention : torch::nn::Module {
   Attention(const Gpt2Options& options, double residual_std, at::Generator& generator)
-      : heads(options.heads),
+      : head_size(options.hidden / options.heads),
         c_attn(register_module(
             "c_attn", std::make_shared<Conv1D>(options.hidden, 3 * options.hidden, kInitStd, generator))),
         c_proj(register_module(
             "c_proj", std::make_shared<Conv1D>(options.hidden, options.hidden, residual_std, generator))) {}
 
-  // x and the result: (B, T, C)
+  // x and the result: (B, T, C). With tensor parallelism c_attn gives this rank's heads only, so their number
+  // is taken from its result.
   at::Tensor forward(const at::Tensor& x, const Context& context) {
-    const int64_t batch = x.size(0), length = x.size(1), hidden = x.size(2);
-    auto split = [&](const at::Tensor& part) {  // (B, T, C) -> (B, heads, T, C / heads)
-      return part.view({batch, length, heads, hidden / heads}).transpose(1, 2);
+    const int64_t batch = x.size(0), length = x.size(1);
+    auto split = [&](const at::Tensor& part) {  // (B, T, heads * D) -> (B, heads, T, D)
+      return part.view({batch, length, -1, head_size}).transpose(1, 2);
     };
-    const std::vector<at::Tensor> qkv = c_attn->forward(x).split(hidden, 2);
+    const std::vector<at::Tensor> qkv = c_attn->forward(x).chunk(3, 2);
     at::Tensor keys = split(qkv[1]), values = split(qkv[2]);
     if (context.cached) {
       auto& [all_keys, all_values] = *context.cached;
+      for (at::Tensor* all : {&all_keys, &all_values}) {
+        if (!all->defined())
+          *all = at::empty({batch, keys.size(1), context.positions, head_size}, keys.options());
+      }
       all_keys.narrow(2, context.position, length).copy_(keys);
       all_values.narrow(2, context.position, length).copy_(values);
       keys = all_keys.narrow(2, 0, context.position + length);
@@ -86,10 +92,10 @@ struct Attention : torch::nn::Module {
     at::Tensor y = at::scaled_dot_product_attention(
         split(qkv[0]), keys, values, context.mask.defined() ? std::optional(context.mask) : std::nullopt,
         /*dropout_p=*/0.0, is_causal);
-    return c_proj->forward(y.transpose(1, 2).reshape({batch, length, hidden}));
+    return c_proj->forward(y.transpose(1, 2).reshape({batch, length, -1}));
   }
 
-  int64_t heads;
+  int64_t head_size;
   std::shared_ptr<Conv1D> c_attn;
   std::shared_ptr<Conv1D> c_proj;
 };
@@ -168,6 +174,17 @@ Gpt2Impl::Gpt2Impl(const Gpt2Options& options) : options_(options) {
       std::to_string(options.heads) + " heads do not divide hidden size " + std::to_string(options.hidden));
   transformer_ = register_module(
       "transformer", std::make_shared<Transformer>(options, at::detail::createCPUGenerator(options.seed)));
+  for (const at::Tensor& parameter : parameters()) numel_ += parameter.numel();
+}
+
+zerorun::TensorPlan Gpt2Impl::tensor_plan() const {
+  using Style = zerorun::TensorStyle;
+  const int64_t head = options_.hidden / options_.heads;
+  return {{"transformer.wte", Style::embedding_rowwise},  // also the output layer
+          {"transformer.h.*.attn.c_attn", Style::colwise, {.unit = head, .blocks = 3, .transposed = true}},
+          {"transformer.h.*.attn.c_proj", Style::rowwise, {.unit = head, .transposed = true}},
+          {"transformer.h.*.mlp.c_fc", Style::colwise, {.transposed = true}},
+          {"transformer.h.*.mlp.c_proj", Style::rowwise, {.transposed = true}}};
 }
 
 at::Tensor Gpt2Impl::forward(const at::Tensor& tokens, const at::Tensor& attention_mask) {
@@ -182,14 +199,9 @@ at::Tensor Gpt2Impl::next_logits(const at::Tensor& tokens, KeyValueCache& cache)
   const int64_t length = tokens.size(1);
   ZR_CHECK(cache.length + length <= options_.positions, "more tokens than the model has positions");
   ZR_CHECK(cache.length == 0 || length == 1, "one token at a time behind a cache");
-  if (cache.layers.empty()) {
-    const at::TensorOptions like = transformer_->ln_f->weight.options();
-    const std::vector<int64_t> shape = {tokens.size(0), options_.heads, options_.positions,
-                                        options_.hidden / options_.heads};
-    for (int64_t layer = 0; layer < options_.layers; ++layer)
-      cache.layers.emplace_back(at::empty(shape, like), at::empty(shape, like));
-  }
+  cache.layers.resize(static_cast<size_t>(options_.layers));
   Context context;
+  context.positions = options_.positions;
   context.position = cache.length;
   const at::Tensor x = transformer_->forward(tokens, context, &cache).select(1, length - 1);
   cache.length += length;

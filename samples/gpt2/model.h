@@ -4,6 +4,7 @@
 #pragma once
 
 #include <torch/torch.h>
+#include <zerorun/engine.h>
 
 #include <cstdint>
 #include <memory>
@@ -25,7 +26,7 @@ struct Gpt2Options {
 /// Attention keys and values of the tokens that a model has processed, so that they are computed only once.
 /// Starts empty.
 struct KeyValueCache {
-  std::vector<std::pair<at::Tensor, at::Tensor>> layers;  // (B, heads, positions, hidden / heads) each
+  std::vector<std::pair<at::Tensor, at::Tensor>> layers;  // (B, heads of this rank, positions, D) each
   int64_t length = 0;                                     // tokens
 };
 
@@ -44,10 +45,15 @@ class Gpt2Impl : public torch::nn::Module {
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& attention_mask = {});
 
   const Gpt2Options& options() const { return options_; }
+  /// The number of elements of all parameters, before tensor ranks split them.
+  int64_t numel() const { return numel_; }
+  /// How tensor ranks split the model.
+  zerorun::TensorPlan tensor_plan() const;
 
  private:
   struct Transformer;
   Gpt2Options options_;
+  int64_t numel_ = 0;
   std::shared_ptr<Transformer> transformer_;
 };
 TORCH_MODULE(Gpt2);

@@ -37,6 +37,7 @@ void check_ranges(const ProgramOptions& options) {
       {"--save-every", options.save_every, 0, 1'000'000'000},
       {"--eval-every", options.eval_every, 0, 1'000'000'000},
       {"--top-k", options.top_k, 0, 1 << 20},
+      {"--tensor-parallel", options.tensor_parallel, 1, 1 << 16},
   };
   for (const Range& range : ranges) {
     if (range.min <= range.value && range.value <= range.max) continue;
@@ -134,6 +135,8 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
                  "tokens; at least as many as the tokenizer has (default: as many)");
   app.add_option("--seq", options.seq, "tokens of a sample");
   app.add_option("--steps", options.steps, "optimizer steps");
+  app.add_option("--tensor-parallel", options.tensor_parallel,
+                 "ranks that split the layers among themselves; a divisor of the number of ranks");
   app.add_option("--seed", options.model.seed,
                  "seed of initial weights, order of samples, and generated text");
   app.add_option("--data", options.data, "text to train on (default: ZeroRun's own sources)")

@@ -37,7 +37,8 @@ struct ProgramOptions {
   std::string resume;  // a folder of checkpoints; training resumes from the latest
   bool new_data = false;
   bool sequential = false;
-  int64_t generate = 200;  // tokens of text at the end
+  int64_t tensor_parallel = 1;  // tensor ranks that share the model
+  int64_t generate = 200;       // tokens of text at the end
   double temperature = 0.8;
   int64_t top_k = 0;
   std::string prompt = "\n";

@@ -52,6 +52,17 @@ Manifest some_manifest() {
   return manifest;
 }
 
+// Of data 1 x tensor 2: `w` is split along its second dimension.
+Manifest manifest_of_mesh() {
+  Manifest manifest = some_manifest();
+  manifest.mesh = {.data = 1, .tensor = 2, .pipeline = 1};
+  manifest.parameters.at("w").split = {.dim = 1, .parts = {{{0, 1}, {2, 1}}, {{1, 1}}}};
+  manifest.files.at("f").ranges = {{"w", "exp_avg", "F32", 1, 3, 4096, 0},
+                                   {"w", "exp_avg", "F32", 0, 2, 4160, 1},
+                                   {"b", "value", "BF16", 0, 1, 4224}};
+  return manifest;
+}
+
 // The text of `value` with a checksum that fits.
 std::string with_checksum(json value) {
   value.erase("checksum");
@@ -60,8 +71,8 @@ std::string with_checksum(json value) {
   return value.dump();
 }
 
-std::string error_of(const std::function<void(json&)>& change) {
-  json value = json::parse(to_json(some_manifest()));
+std::string error_of(const std::function<void(json&)>& change, const Manifest& manifest = some_manifest()) {
+  json value = json::parse(to_json(manifest));
   change(value);
   return user_error([&] { parse_manifest(with_checksum(value), "m.json"); });
 }
@@ -69,20 +80,22 @@ std::string error_of(const std::function<void(json&)>& change) {
 }  // namespace
 
 TEST_CASE("A manifest is read as it was written") {
-  const Manifest written = some_manifest();
-  const Manifest read = parse_manifest(to_json(written), "m.json");
-  CHECK(read.tag == written.tag);
-  CHECK(read.saving == written.saving);
-  CHECK(read.generation == written.generation);
-  CHECK(read.world_size == written.world_size);
-  CHECK(read.stage == written.stage);
-  CHECK(read.precision == written.precision);
-  CHECK(read.optimizer == written.optimizer);
-  CHECK(read.parameters == written.parameters);
-  CHECK(read.files == written.files);
-  CHECK(read.numbers == written.numbers);
-  CHECK(read.window == written.window);
-  CHECK(read.client_state == written.client_state);
+  for (const Manifest& written : {some_manifest(), manifest_of_mesh()}) {
+    const Manifest read = parse_manifest(to_json(written), "m.json");
+    CHECK(read.tag == written.tag);
+    CHECK(read.saving == written.saving);
+    CHECK(read.generation == written.generation);
+    CHECK(read.world_size == written.world_size);
+    CHECK(read.mesh == written.mesh);
+    CHECK(read.stage == written.stage);
+    CHECK(read.precision == written.precision);
+    CHECK(read.optimizer == written.optimizer);
+    CHECK(read.parameters == written.parameters);
+    CHECK(read.files == written.files);
+    CHECK(read.numbers == written.numbers);
+    CHECK(read.window == written.window);
+    CHECK(read.client_state == written.client_state);
+  }
 }
 
 TEST_CASE("The schema of manifests accepts written manifests, and none with a missing or additional key") {
@@ -99,25 +112,29 @@ TEST_CASE("The schema of manifests accepts written manifests, and none with a mi
   Manifest without_window = some_manifest();
   without_window.window.reset();
   CHECK(accepts(json::parse(to_json(without_window))));
-  for (const char* path : {"", "/parameters/w", "/files/f", "/files/f/ranges/0", "/window"}) {
+  const json with_mesh = json::parse(to_json(manifest_of_mesh()));
+  CHECK(accepts(with_mesh));
+  for (const char* path :
+       {"", "/parameters/w", "/files/f", "/files/f/ranges/0", "/window", "/mesh", "/mesh/splits/w"}) {
     const json::json_pointer place(path);
     CAPTURE(path);
-    json more = value;
+    const json& whole = value.contains(place) ? value : with_mesh;
+    json more = whole;
     more[place]["more"] = 1;
     CHECK(!accepts(more));
-    for (const auto& [key, member] : value[place].items()) {
+    for (const auto& [key, member] : whole[place].items()) {
       CAPTURE(key);
-      json less = value;
+      json less = whole;
       less[place].erase(key);
       CHECK(!accepts(less));
     }
   }
 }
 
-TEST_CASE("A reader skips the members that the manifest declares skippable, and never those of a mesh") {
+TEST_CASE("A reader skips the members that the manifest declares skippable") {
   const auto read = [](const char* skippable) {
     return error_of([&](json& value) {
-      value["skippable"] = {skippable, "ranges.part", "part", "mesh"};
+      value["skippable"] = {skippable};
       value["data_position"] = {1, 2};
       value["files"]["f"]["ranges"][0]["sum_group"] = 1;
     });
@@ -130,15 +147,27 @@ TEST_CASE("A reader skips the members that the manifest declares skippable, and 
           for (const char* path : {"/parameters/w", "/files/f", "/window"})
             value[json::json_pointer(path)]["more"] = 1;
         }) == "no error");
-  for (const char* path : {"", "/files/f/ranges/0"}) {
-    for (const char* reserved : {"mesh", "part"}) {
-      CHECK_THAT(error_of([&](json& value) {
-                   value["skippable"] = {reserved, std::string("ranges.") + reserved};
-                   value[json::json_pointer(path)][reserved] = 1;
-                 }),
-                 Contains(std::string("\"") + reserved + "\"") && Contains("form a mesh"));
-    }
-  }
+}
+
+TEST_CASE("A manifest of a mesh is read only if its parts fit the mesh and the parameters") {
+  const auto error = [](const char* path, const json& changed) {
+    return error_of([&](json& value) { value[json::json_pointer(path)] = changed; }, manifest_of_mesh());
+  };
+  CHECK_THAT(error("/mesh/tensor", 3), Contains("m.json: mesh: a mesh of data 1 x tensor 3 x pipeline 1"));
+  CHECK_THAT(error("/mesh/hosts", 3), Contains("m.json: mesh: \"hosts\""));
+  CHECK_THAT(error("/mesh/splits/u", json::object()), Contains("split of u: there is no such parameter"));
+  for (const json& parts : {json({{{0, 3}}}), json({{{0, 2}}, {{1, 2}}}), json({{{0, 1}}, {{2, 1}}}),
+                            json({{{0, 4}, {4, -1}}, json::array()})})
+    CHECK_THAT(error("/mesh/splits/w/parts", parts), Contains("split of w: "));
+  CHECK_THAT(error("/mesh/splits/w/dim", 2), Contains("split of w: "));
+  // A part that is larger than the tensor rank's, of no tensor rank, or of none at all.
+  for (const char* path : {"/files/f/ranges/1/numel", "/files/f/ranges/1/part"})
+    CHECK_THAT(error(path, 3), Contains("a range of w that it does not have"));
+  const auto without = [](const char* path, const char* member) {
+    return error_of([&](json& value) { value[json::json_pointer(path)].erase(member); }, manifest_of_mesh());
+  };
+  CHECK_THAT(without("/files/f/ranges/1", "part"), Contains("a range of w that it does not have"));
+  CHECK_THAT(without("", "mesh"), Contains("a range of w that it does not have"));
 }
 
 TEST_CASE("A manifest of version 1 is read, and has no saving number") {

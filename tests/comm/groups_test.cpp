@@ -324,4 +324,21 @@ TEST_CASE("groups: ranks of a group share memory") {
   check_texts(endings);
 }
 
+TEST_CASE("groups: memory that one group shares is each rank's own in another group") {
+  const auto endings = run_connected({"shm", 4}, [](auto& world, int rank) {
+    const Mesh mesh(world, kTwoByTwo);
+    const at::Tensor shared = mesh.data().allocate_shared(5000, at::kFloat);
+    if (!shared.defined()) return std::string("no room");
+    if (mesh.data().rank() == 0) shared.fill_(rank + 1);
+    mesh.data().broadcast(shared, 0, "shared")->wait();
+    // Of the two data groups, 1 and 2: the second gets the first one's.
+    Communicator& others = mesh.along(MeshAxis::tensor);
+    if (mesh.data().rank() == 0) others.broadcast(shared, 0, "from the first group")->wait();
+    mesh.data().barrier("all have it")->wait();
+    const double sum = shared.sum().template item<double>();
+    return sum == 5000.0 ? std::string("went through") : std::to_string(sum);
+  });
+  check_texts(endings);
+}
+
 }  // namespace zerorun

@@ -44,10 +44,10 @@ TEST_CASE("shared blocks: each rank sees the other's writes; the last user frees
   Pair pair;
   const auto offset = pair.first->reserve(kNumel, 2);
   REQUIRE(offset);
-  at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte);
-  at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte);
-  CHECK(pair.first->contains(mine.const_data_ptr(), mine.nbytes()));
-  CHECK_FALSE(pair.first->contains(theirs.const_data_ptr(), theirs.nbytes()));
+  at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte, 1);
+  at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte, 1);
+  CHECK(pair.first->contains(mine.const_data_ptr(), mine.nbytes(), 1));
+  CHECK_FALSE(pair.first->contains(theirs.const_data_ptr(), theirs.nbytes(), 1));
   mine.mutable_data_ptr<uint8_t>()[5] = 1;
   theirs.mutable_data_ptr<uint8_t>()[kNumel - 1] = 2;
   CHECK(at_index(theirs, 5) == 1);
@@ -69,15 +69,15 @@ TEST_CASE("shared blocks: each rank reserves in a part of its own") {
   REQUIRE(theirs);
   CHECK(*mine == 0);
   CHECK(*theirs == 300 * kArenaPage);
-  const at::Tensor whole = pair.second->open(*theirs, kNumel, at::kByte);
+  const at::Tensor whole = pair.second->open(*theirs, kNumel, at::kByte, 1);
   CHECK_FALSE(pair.second->reserve(299 * kArenaPage, 1));
 }
 
 TEST_CASE("shared blocks: a place is reserved again only after all ranks have released it") {
   Pair pair;
   const auto first = pair.first->reserve(kNumel, 2);
-  at::Tensor mine = pair.first->open(*first, kNumel, at::kByte);
-  at::Tensor theirs = pair.second->open(*first, kNumel, at::kByte);
+  at::Tensor mine = pair.first->open(*first, kNumel, at::kByte, 1);
+  at::Tensor theirs = pair.second->open(*first, kNumel, at::kByte, 1);
   mine.reset();
   const auto second = pair.first->reserve(kNumel, 1);
   CHECK(second != first);
@@ -89,8 +89,8 @@ TEST_CASE("shared blocks: a place is reserved again only after all ranks have re
 TEST_CASE("shared blocks: after make_own() only the pages that are written to are private") {
   Pair pair;
   const auto offset = pair.first->reserve(kNumel, 2);
-  at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte);
-  at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte);
+  at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte, 1);
+  at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte, 1);
   theirs.fill_(9);
   const int64_t before = pair.pages();
   pair.first->make_own(mine);
@@ -104,8 +104,8 @@ TEST_CASE("shared blocks: after make_own() only the pages that are written to ar
   // After make_own(), the block can be reserved and opened again. Then it is shared again.
   const auto again = pair.first->reserve(kNumel, 2);
   REQUIRE(again == offset);
-  mine = pair.first->open(*again, kNumel, at::kByte);
-  theirs = pair.second->open(*again, kNumel, at::kByte);
+  mine = pair.first->open(*again, kNumel, at::kByte, 1);
+  theirs = pair.second->open(*again, kNumel, at::kByte, 1);
   CHECK(at_index(mine, kArenaPage) == 0);
   theirs.mutable_data_ptr<uint8_t>()[kArenaPage] = 4;
   CHECK(at_index(mine, kArenaPage) == 4);
@@ -114,8 +114,8 @@ TEST_CASE("shared blocks: after make_own() only the pages that are written to ar
 TEST_CASE("shared blocks: if there is no memory for make_own(), the block stays shared") {
   Pair pair;
   const auto offset = pair.first->reserve(kNumel, 2);
-  at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte);
-  at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte);
+  at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte, 1);
+  at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte, 1);
   rlimit limit{};
   REQUIRE(getrlimit(RLIMIT_DATA, &limit) == 0);
   const rlimit none{.rlim_cur = 4096, .rlim_max = limit.rlim_max};
@@ -128,7 +128,7 @@ TEST_CASE("shared blocks: if there is no memory for make_own(), the block stays 
   }
   REQUIRE(setrlimit(RLIMIT_DATA, &limit) == 0);
   CHECK(refused);
-  CHECK(pair.first->contains(mine.const_data_ptr(), mine.nbytes()));
+  CHECK(pair.first->contains(mine.const_data_ptr(), mine.nbytes(), 1));
   theirs.fill_(5);
   CHECK(at_index(mine, kArenaPage) == 5);
 }
@@ -136,8 +136,8 @@ TEST_CASE("shared blocks: if there is no memory for make_own(), the block stays 
 TEST_CASE("shared blocks: pages that lie wholly in a part go back to the system, and read as zeros for all") {
   Pair pair;
   const auto offset = pair.first->reserve(kNumel, 2);
-  const at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte);
-  const at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte);
+  const at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte, 1);
+  const at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte, 1);
   mine.fill_(9);
   const int64_t before = pair.pages();
   pair.second->give_back_pages(theirs.narrow(0, 10 * kArenaPage - 1, 20 * kArenaPage + 2));
@@ -157,7 +157,7 @@ TEST_CASE("shared blocks: pages that lie wholly in a part go back to the system,
 TEST_CASE("shared blocks: make_own() accepts an empty tensor") {
   Pair pair;
   const auto offset = pair.first->reserve(0, 1);
-  at::Tensor nothing = pair.first->open(*offset, 0, at::kFloat);
+  at::Tensor nothing = pair.first->open(*offset, 0, at::kFloat, 1);
   CHECK_NOTHROW(pair.first->make_own(nothing));
 }
 

@@ -211,6 +211,7 @@ TEST_CASE("A mesh that does not fit is refused on all ranks") {
       InitializeOptions options;
       options.communicator = std::move(communicator);
       options.mesh = mesh;
+      options.tensor_plan = TensorPlan();
       expect_throws([&] { initialize(*model, config, options); }, part, "initialize()");
     }));
   };

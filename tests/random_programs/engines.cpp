@@ -35,7 +35,10 @@ Config parsed(const Setup& setup) {
 InitializeOptions options_for(const Setup& setup, std::shared_ptr<Communicator> communicator) {
   InitializeOptions options;
   options.communicator = std::move(communicator);
-  if (setup.groups > 1) options.mesh = {.data = setup.ranks, .tensor = setup.groups, .pipeline = 1};
+  if (setup.groups > 1) {
+    options.mesh = {.data = setup.ranks, .tensor = setup.groups, .pipeline = 1};
+    options.tensor_plan = TensorPlan();
+  }
   return options;
 }
 

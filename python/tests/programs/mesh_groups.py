@@ -28,7 +28,7 @@ def train(stage, by_config):
     given = {} if by_config else {"mesh": {"data": 2, "tensor": 2}}
     if by_config:
         config["zerorun"] = {"mesh": {"tensor": 2}}
-    engine, _, loader, _ = zerorun.initialize(model=net(), config=config, training_data=Samples(), **given)
+    engine, _, loader, _ = zerorun.initialize(model=net(), config=config, training_data=Samples(), tensor_plan={}, **given)
     data, tensor = engine.global_rank // 2, engine.global_rank % 2
     assert engine.mesh == {"data": 2, "tensor": 2, "pipeline": 1}
     assert engine.coordinates == {"data": data, "tensor": tensor, "pipeline": 0}

@@ -27,7 +27,7 @@ _ZERO = {"zerorun.zero": "Init GatheredParameters register_external_parameter un
 
 MODULES = {
     "deepspeed": {
-        "zerorun": "initialize init_distributed add_config_arguments DeepSpeedEngine",
+        "zerorun": "initialize init_distributed add_config_arguments DeepSpeedEngine tp_model_init set_autotp_mode",
         "zerorun.optimizer": "DeepSpeedOptimizer=ZeroOptimizer ZeROOptimizer=ZeroOptimizer",
         "zerorun._core": "DeepSpeedConfigError=UserError",
         "zerorun.accelerator": "get_accelerator",
@@ -114,7 +114,7 @@ MODULES = {
 
 _INFERENCE = "serve the model with another package: save it with engine.save_16bit_model()"
 _PIPELINE = "train the model as one torch.nn.Module at stage 3"
-_TENSORS = "train at stage 3, which partitions every parameter over all ranks"
+_TENSORS = "call tp_model_init(), or set \"tensor_parallel\": {\"autotp_size\": 2} in the config"
 _SEQUENCES = "leave sequence parallelism out: each rank computes whole sequences"
 _EXPERTS = "build experts as plain modules, and gather them with deepspeed.utils.set_z3_leaf_modules()"
 _LOCAL = "take safe_get_full_... and safe_set_full_..., which have the whole state on all ranks"
@@ -149,7 +149,6 @@ _DEVICE = _refused("OnDevice", "build the model under deepspeed.zero.Init(), or 
 REFUSED = {
     "deepspeed": {
         **_refused("init_inference default_inference_config", _INFERENCE),
-        **_refused("tp_model_init set_autotp_mode", _TENSORS),
         **_refused("replace_transformer_layer revert_transformer_layer", _LAYERS),
         **_refused("add_tuning_arguments", _SCHEDULE),
         **_refused("set_optimizer_flags DeepSpeedOptimizerCallable DeepSpeedSchedulerCallable", _INTERNAL),

@@ -6,6 +6,7 @@ import random
 
 import torch
 
+from .. import state_dicts
 from ..accelerator import get_accelerator
 from ..comm import get_rank
 
@@ -43,6 +44,8 @@ def clone_tensors_for_torch_save(item, device="cpu"):
     def clone(value):
         if not torch.is_tensor(value):
             return value
+        if isinstance(value, state_dicts.ShownParameter):
+            value.refuse_part()
         plain = value.detach().clone()  # on the parameter's own device: reads all of it
         return plain if plain.device == torch.device(device) else plain.to(device)
 

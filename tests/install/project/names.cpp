@@ -199,6 +199,29 @@ void use_deferred_init() {
   expect(zerorun::is_deferred(deferred) && place.equal(zerorun::make_tensor(deferred)), "deferred values");
 }
 
+void use_tensor_parallel(const std::shared_ptr<zerorun::Communicator>& communicator) {
+  const zerorun::TensorPlanEntry entry{"*", zerorun::parse_tensor_style("colwise"),
+                                       zerorun::TensorCut{.unit = 2}};
+  const zerorun::TensorPlan plan{entry};
+  const int64_t sizes[] = {4};
+  const zerorun::PlannedShare share =
+      zerorun::share_of(*zerorun::find_entry(plan, "weight"), "weight", sizes, 2);
+  expect(share.split.size_of_part(0) == 2, zerorun::name_of(zerorun::TensorStyle::colwise));
+  zerorun::InitializeOptions options{.communicator = communicator};
+  options.tensor_plan = plan;
+  Line model;
+  zerorun::Engine engine = zerorun::initialize(
+      model,
+      zerorun::parse_config(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"}})", "one",
+                            1),
+      options);
+  zerorun::verify_plan(
+      engine, zerorun::model_of(model), [&] { return model.loss(); }, [&] { return model.loss(); });
+  const at::Tensor loss =
+      zerorun::vocab_parallel_cross_entropy(engine, model.weight, at::ones({1, 4}), at::ones({1}, at::kLong));
+  expect(loss.item<double>() > 1.38, "log 4");
+}
+
 void use_program() {
   static_assert(std::is_base_of_v<zerorun::Error, zerorun::CommError> &&
                 std::is_base_of_v<zerorun::Error, zerorun::TrainingError>);
@@ -225,6 +248,7 @@ int main(int count, char** arguments) {
     use_engine(config, communicator, folder);
     use_optimizers(communicator);
     use_deferred_init();
+    use_tensor_parallel(communicator);
     use_program();
     std::puts("every public name works");
     return 0;

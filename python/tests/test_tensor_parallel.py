@@ -1,0 +1,115 @@
+"""Parameters split among tensor ranks: transformers' models by their own plans and by plans given by hand, beside plain torch."""
+
+import itertools
+
+import pytest
+import torch
+import zerorun
+from launch import ALL, run, run_several
+from zerorun.tensor_plan import entries_of
+
+transformers = pytest.importorskip("transformers")
+import tensor_models  # noqa: E402
+
+# Each model, stage and attention occurs.
+FEW = [("llama", 0, "eager"), ("qwen3", 3, "sdpa"), ("gpt_neox", 1, "sdpa"), ("gpt2", 2, "sdpa"), ("lora", 3, "sdpa")]
+EVERY = list(itertools.product(("llama", "qwen3", "gpt_neox", "gpt2", "lora"), range(4), ("eager", "sdpa")))
+
+
+@pytest.mark.parametrize("comm", ["shm", "gloo"] if ALL else ["shm"])
+def test_models_train_like_plain_torch(comm):
+    runs = EVERY if ALL else FEW
+    output = run_several([("tensor_parallel.py", *arguments) for arguments in runs], ranks=4, timeout=900, ZERORUN_COMM=comm)
+    assert output.count("PASS") == 4 * len(runs)
+
+
+def test_a_model_over_gloo():
+    assert run("tensor_parallel.py", "qwen3", 1, ranks=4, ZERORUN_COMM="gloo").count("PASS") == 4
+
+
+def test_whole_values():
+    stages = range(4) if ALL else (0, 3)
+    assert run_several([("tensor_access.py", stage) for stage in stages], ranks=4).count("PASS") == 4 * len(stages)
+
+
+def test_errors():
+    assert run("tensor_errors.py").count("PASS") == 2
+
+
+def test_tp_model_init():
+    assert run("tensor_told.py", kind="zerorun as deepspeed").count("PASS") == 2
+
+
+def plan_of(model, given=None, ranks=2):
+    return {pattern: (word, unit, blocks, transposed) for pattern, word, unit, blocks, transposed in entries_of(model, given, ranks)}
+
+
+def whole(word, unit=1):
+    return word, unit, 1, False
+
+
+LLAMA = {
+    "model.layers.*.self_attn.q_proj": whole("colwise", 16), "model.layers.*.self_attn.k_proj": whole("colwise", 8),
+    "model.layers.*.self_attn.v_proj": whole("colwise", 8), "model.layers.*.self_attn.o_proj": whole("rowwise", 16),
+    "model.layers.*.mlp.gate_proj": whole("colwise"), "model.layers.*.mlp.up_proj": whole("colwise"),
+    "model.layers.*.mlp.down_proj": whole("rowwise"), "lm_head": whole("colwise_gather_output")}
+NORMS = {f"model.layers.*.self_attn.{norm}": whole("replicated_with_grad_allreduce") for norm in ("q_norm", "k_norm")}
+
+
+def test_plans_of_models():
+    assert plan_of(tensor_models.llama()) == LLAMA
+    assert plan_of(tensor_models.qwen3()) == {**LLAMA, **NORMS}
+    neox = plan_of(tensor_models.gpt_neox())
+    assert neox["gpt_neox.layers.*.attention.query_key_value"] == whole("colwise", 24)
+    assert neox["gpt_neox.layers.*.attention.dense"] == whole("rowwise", 8)
+    assert neox["embed_out"] == whole("colwise_gather_output") and len(neox) == 5
+    assert plan_of(tensor_models.llama(), ranks=1) == {}
+    experts = transformers.MixtralForCausalLM(transformers.MixtralConfig(**tensor_models.GROUPED, num_local_experts=2))
+    assert plan_of(experts)["model.layers.*.block_sparse_moe.experts.*.w2"] == whole("rowwise")
+
+
+def test_plans_of_models_inside_others():
+    wrapper = torch.nn.Module()
+    wrapper.inner = tensor_models.llama()
+    assert plan_of(wrapper) == {f"inner.{name}": value for name, value in LLAMA.items()}
+    base = tensor_models.llama().model
+    assert plan_of(base) == {name.removeprefix("model."): value for name, value in LLAMA.items() if name != "lm_head"}
+
+
+def test_plans_with_lora():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(tensor_models.llama(), peft.LoraConfig(r=2, target_modules=["q_proj", "o_proj"]))
+    found = plan_of(model)
+    layers = "base_model.model.model.layers.*.self_attn."
+    assert found[layers + "q_proj.base_layer"] == found[layers + "q_proj.lora_B.*"] == whole("colwise", 16)
+    assert found[layers + "o_proj.base_layer"] == found[layers + "o_proj.lora_A.*"] == whole("rowwise", 16)
+    assert found[layers + "k_proj"] == whole("colwise", 8)
+
+
+def refused(match, model, given=None):
+    with pytest.raises(zerorun.UserError, match=match):
+        entries_of(model, given, 2)
+
+
+def test_models_without_a_usable_plan():
+    refused(r"GPT2LMHeadModel has no plan of its own \(tp_plan\).*pass initialize\(tensor_plan=", tensor_models.gpt2())
+    refused("Sequential has no plan", torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    phi = transformers.Phi3ForCausalLM(transformers.Phi3Config(**{**tensor_models.GROUPED, "pad_token_id": 0, "hidden_size": 64}))
+    refused(r"entry 'model.layers.\*.self_attn.o_proj' of the tp_plan of Phi3ForCausalLM: \"rowwise_rep\" is no word.*pass initialize", phi)
+
+
+@pytest.mark.parametrize("match, plan", [
+    ("expected a dict", ["a"]),
+    ("entry 'a': \"local_rowwise\" is no word of a tensor plan: expected one of colwise, rowwise", {"a": "local_rowwise"}),
+    ("entry 'a': there is no setting 'heads'", {"a": {"style": "colwise", "heads": 2}}),
+    ("entry 'a': unit '2' is no int", {"a": {"style": "colwise", "unit": "2"}}),
+    ("entry 'a': expected a name and its word", {"a": {"unit": 2}}),
+    ("entry 'a': expected a name and its word", {"a": 3}),
+])
+def test_given_plans_that_are_refused(match, plan):
+    refused(match, torch.nn.Linear(2, 2), plan)
+
+
+def test_given_plans():
+    found = plan_of(torch.nn.Linear(2, 2), {"a": "colwise_rep", "b": {"style": "rowwise", "unit": 4, "blocks": 3, "transposed": True}})
+    assert found == {"a": whole("colwise_gather_output"), "b": ("rowwise", 4, 3, True)}

@@ -1,0 +1,50 @@
+"""deepspeed.tp_model_init(): what a program says about tensor ranks before initialize(), which applies it."""
+
+import logging
+import weakref
+
+from . import _core
+from ._core import UserError
+from .errors import not_supported
+
+log = logging.getLogger("zerorun")
+
+_told = weakref.WeakKeyDictionary()  # by model: tp_size and dtype
+
+
+def tp_model_init(model, tp_size, dtype, config=None, **kwargs):
+    """Returns the model, which initialize() then splits among `tp_size` tensor ranks, by its own tp_plan or initialize(tensor_plan=).
+    The config's tensor ranks, if it names any, must be as many. As in DeepSpeed, `dtype` converts nothing."""
+    if kwargs.get("tp_group") is not None:
+        raise not_supported("tp_model_init(tp_group=...)", "leave it out: tensor ranks are neighbours, as docs/python.md says")
+    if not isinstance(tp_size, int) or isinstance(tp_size, bool) or tp_size < 1:
+        raise UserError(f"tp_model_init(): tp_size {tp_size!r}: expected a number of ranks, at least 1")
+    _told[model] = tp_size, dtype
+    return model
+
+
+def set_autotp_mode(training=False):
+    """Has no effect for training; initialize() knows."""
+    if not training:
+        raise not_supported("set_autotp_mode() without training", "serve the model with another package")
+
+
+def mesh_with_told(sizes, model, text, origin):
+    """The mesh's sizes with those that tp_model_init() was told, and the number of tensor ranks."""
+    of_config = _core.tensor_ranks(text, origin)
+    ranks = sizes[1] if sizes else of_config
+    told = _told[model][0] if model in _told else ranks
+    if sizes is None and of_config == 1 and told > 1:
+        return (0, told, 1), told
+    if told != ranks:
+        other = "mesh" if sizes else "the config"
+        raise UserError(f"initialize(): tp_model_init() was told {told} tensor ranks, and {other} says {ranks}: give the same "
+                        "number in both, or leave one of them out")
+    return sizes, ranks
+
+
+def compare_dtype(model, dtype):
+    """Logs if tp_model_init() was told another dtype than that of training."""
+    told = _told.get(model, (1, None))[1]
+    if told is not None and told != dtype:
+        log.warning("tp_model_init() was told %s, which converts nothing: parameters are %s, as the config says", told, dtype)

@@ -1,0 +1,81 @@
+// Tests that modules whose parameters are split among tensor ranks train like the whole module in one plain
+// process.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/engine/tensor_support.h"
+#include "tests/support/expectations.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/settings.h"
+
+namespace zerorun::testing {
+namespace {
+
+double largest_difference(const std::vector<double>& found, const std::vector<double>& expected) {
+  double largest = 0;
+  for (size_t index = 0; index < expected.size(); ++index) {
+    largest = std::max(largest, std::abs(found[index] - expected[index]) / std::abs(expected[index]));
+  }
+  return largest;
+}
+
+// A key's bias has no effect on attention: its gradient is rounding, which Adam makes as large as any other.
+bool is_rounding(const std::string& name, const std::string& optimizer) {
+  return is_adam(optimizer) && (name.ends_with(".k.bias") || name.ends_with(".qkv.bias"));
+}
+
+void expect_like(const TrainedDecoder& found, const TrainedDecoder& expected, const std::string& optimizer) {
+  expect(found.losses.size() == expected.losses.size(), "as many steps");
+  expect(
+      largest_difference(found.losses, expected.losses) < 1e-6,
+      "losses differ by " + std::to_string(1e6 * largest_difference(found.losses, expected.losses)) + "e-6");
+  expect(largest_difference(found.norms, expected.norms) < 1e-5,
+         "norms differ by " + std::to_string(1e6 * largest_difference(found.norms, expected.norms)) + "e-6");
+  for (const auto& [name, values] : expected.parameters) {
+    if (is_rounding(name, optimizer)) continue;
+    const at::Tensor& own = found.parameters.at(name);
+    expect(own.sizes() == values.sizes(), name + " is whole");
+    const double off = (own - values).abs().max().item<double>();
+    expect(off < (is_adam(optimizer) ? 2e-4 : 2e-6), name + " differs by " + std::to_string(off));
+  }
+}
+
+const std::vector<std::pair<std::string, DecoderOptions>> kModels = {
+    {"GPT-2", {.tied = true}},
+    {"GPT-2 with a fused projection", {.fused = true}},
+    {"Llama", {.gated = true, .heads = 16, .key_heads = 8}},
+    {"Qwen3", {.gated = true, .head_norms = true, .tied = true, .heads = 16, .key_heads = 8}},
+    {"LoRA", {.lora = true}}};
+const std::vector<std::string> kPlainOptimizers = {
+    R"({"type": "SGD", "params": {"lr": 0.1}})",
+    R"({"type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0}})"};
+
+}  // namespace
+
+TEST_CASE("A module split among tensor ranks trains like the whole one in a plain process") {
+  const std::vector<MeshSizes> meshes = {{1, 2, 1}, {2, 2, 1}, {4, 2, 1}, {2, 3, 1},
+                                         {2, 4, 1}, {1, 8, 1}, {8, 1, 1}};
+  for (const auto [which, shape, stage, adam, accumulates] :
+       settings(static_cast<int>(kModels.size()), static_cast<int>(meshes.size()), 4, 2, 2)) {
+    const auto& [name, options] = kModels[which];
+    const MeshSizes& mesh = meshes[shape];
+    CAPTURE(name, describe(mesh), stage, adam, accumulates);
+    const int accumulation = 1 + accumulates, steps = adam ? 5 : 10;
+    const std::string& optimizer = kPlainOptimizers[adam];
+    TrainedDecoder expected;
+    REQUIRE_NOTHROW(expected = train_plain(options, optimizer, mesh.data, accumulation, steps));
+    CHECK(*std::ranges::max_element(expected.norms) > kClip);
+    CHECK_NOTHROW(
+        run_ranks(ranks_of(mesh), [&, &options = options](std::shared_ptr<Communicator> communicator) {
+          Decoder model(options);
+          Engine engine = decoder_engine(*model, decoder_config(stage, optimizer, accumulation), mesh,
+                                         std::move(communicator), plan_of(options));
+          expect_like(train_decoder(engine, model, steps), expected, optimizer);
+        }));
+  }
+}
+
+}  // namespace zerorun::testing
