@@ -102,11 +102,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   on_all_ranks(communicator, label, [&] {
     saved.emplace(files, folder);
     restore.emplace(state, *saved, options);
-    restore->check_mesh();
-    restore->check_optimizer();
-    restore->check_model();
-    restore->check_groups();
-    restore->check_window();
+    restore->check();
   });
   check_same_everywhere(saved->manifest(), folder, communicator);
   ClientTensors client_tensors = read_client_tensors(files, folder, saved->manifest(), communicator);

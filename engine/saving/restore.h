@@ -14,17 +14,8 @@ class Restore {
  public:
   /// `state` and `saved` must outlive this object.
   Restore(EngineState& state, checkpoint::SavedState& saved, const RestoreOptions& options);
-  /// Throws UserError if the checkpoint is of another mesh.
-  void check_mesh() const;
-  /// Throws UserError if the engine's optimizer cannot take over the checkpoint's state.
-  void check_optimizer() const;
-  /// Throws UserError if the model differs from the model in the checkpoint.
-  void check_model() const;
-  /// Throws UserError if parameters are in other groups than in the checkpoint: rates and betas belong to
-  /// groups.
-  void check_groups() const;
-  /// Throws UserError if the checkpoint has gradients that this engine cannot continue with.
-  void check_window() const;
+  /// Throws UserError if the engine cannot take over the checkpoint's state.
+  void check() const;
   /// Reads this rank's slices.
   void read_slices();
   /// Gathers the slices that other ranks have read, for states that this rank keeps in full. A collective.
@@ -35,6 +26,13 @@ class Restore {
   void restore_numbers() const;
 
  private:
+  void check_mesh() const;
+  void check_optimizer() const;
+  void check_model() const;
+  // Rates and betas belong to parameter groups, so each parameter must be in the same group.
+  void check_groups() const;
+  // For the gradients of an unfinished window.
+  void check_window() const;
   bool is_there(const std::string& parameter) const;
   // A parameter that was frozen in the checkpoint and is trained now keeps the moments that it has here.
   bool has_moments(const std::string& parameter) const;

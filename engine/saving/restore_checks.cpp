@@ -12,6 +12,14 @@
 
 namespace zerorun {
 
+void Restore::check() const {
+  check_mesh();
+  check_optimizer();
+  check_model();
+  check_groups();
+  check_window();
+}
+
 void Restore::check_mesh() const {
   const MeshSizes saved = mesh_of(saved_->manifest());
   const MeshSizes& own = state_->mesh.sizes();

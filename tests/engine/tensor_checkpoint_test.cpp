@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/publication.h"
 #include "checkpoint/safetensors_reader.h"
 #include "engine/parameter_states.h"
 #include "tests/engine/mesh_support.h"
@@ -71,6 +72,7 @@ struct Way {
   std::string config;
   int saved = 3 * kAccumulation;  // micro-steps before the save
   CheckpointOptions saving = {};
+  int also_saved = 0;  // micro-steps before an earlier save; 0: none
 };
 
 // Trains, saves and trains on; then continues from the checkpoint with a new model and engine.
@@ -82,7 +84,9 @@ void check_continues(const Way& way, const fs::path& folder) {
       Decoder model(way.options);
       Engine engine = decoder_engine(*model, way.config, way.mesh, communicator, plan_of(way.options));
       Seen before;
-      train(engine, model, 0, way.saved, before);
+      train(engine, model, 0, way.also_saved, before);
+      if (way.also_saved > 0) engine.save_checkpoint(folder, "", way.saving);
+      train(engine, model, way.also_saved, way.saved, before);
       engine.save_checkpoint(folder, "", way.saving);
       train(engine, model, way.saved, end, expected);
       add_states(engine, model, expected);
@@ -149,16 +153,26 @@ TEST_CASE("A training whose parameters are split continues from its checkpoint w
 
 TEST_CASE("Checkpoints of split parameters that are kept in files, and without frozen parameters") {
   const TemporaryFolder folder;
-  const std::string files = R"({"device": "nvme", "nvme_path": ")" + (folder / "").string() + R"("})";
-  const std::string optimizer = R"(, "offload_optimizer": )" + files;
-  check_continues({.options = kQwen3, .config = decoder_config(2, kAdam, kAccumulation, kBf16, optimizer)},
+  const std::string files = R"({"device": "nvme", "nvme_path": ")" + (folder / "").string() + "\"";
+  const std::string optimizer = R"(, "offload_optimizer": )" + files + "}";
+  const std::string values = R"(, "offload_param": )" + files + R"(, "max_in_cpu": 0})";
+  check_continues({.options = kQwen3,
+                   .config = decoder_config(2, kAdam, kAccumulation, kBf16, optimizer),
+                   .saving = {.keep_last = 1},
+                   .also_saved = 2 * kAccumulation},
                   folder / "stage2");
-  check_continues(
-      {.options = kLora,
-       .config = decoder_config(3, kAdam, kAccumulation, "", optimizer + R"(, "offload_param": )" + files),
-       .saved = 3 * kAccumulation + 1,
-       .saving = {.exclude_frozen = true, .keep_last = 1}},
-      folder / "stage3");
+  CHECK(published_tags(checkpoint::local_file_system(), folder / "stage2") ==
+        std::vector<std::string>{"global_step3"});
+  // The second checkpoint links files of frozen parameters of the first.
+  check_continues({.options = kLora,
+                   .config = decoder_config(3, kAdam, kAccumulation, "", optimizer + values),
+                   .saved = 3 * kAccumulation + 1,
+                   .also_saved = kAccumulation},
+                  folder / "stage3");
+  check_continues({.options = kLora,
+                   .config = decoder_config(1, kAdam, kAccumulation),
+                   .saving = {.exclude_frozen = true}},
+                  folder / "stage1");
 }
 
 TEST_CASE("A checkpoint of a mesh is refused on another mesh and without one, and changes nothing") {
