@@ -54,7 +54,8 @@ json to_json(const Run& run) {
           {"steps", run.steps},
           {"infinite_steps", run.infinite_steps},
           {"resume_from", run.resume_from.string()},
-          {"save_to", run.save_to.string()}};
+          {"save_to", run.save_to.string()},
+          {"splits", run.splits}};
 }
 
 Run run_from(const json& object) {
@@ -64,7 +65,8 @@ Run run_from(const json& object) {
           .steps = object["steps"],
           .infinite_steps = object["infinite_steps"],
           .resume_from = object["resume_from"].get<std::string>(),
-          .save_to = object["save_to"].get<std::string>()};
+          .save_to = object["save_to"].get<std::string>(),
+          .splits = object["splits"]};
 }
 
 json to_json(const Outcome& outcome) {
@@ -145,6 +147,7 @@ Outcome train(const Run& run, const Place& place) {
   options.inject_inf_steps = run.infinite_steps;
   options.resume_from = run.resume_from;
   options.first_step = run.first_step;
+  options.splits = run.splits;
   if (!run.save_to.empty())
     options.after_training = [&](Engine& engine) { engine.save_checkpoint(run.save_to); };
   RunResult result;
@@ -321,6 +324,12 @@ std::vector<Run> all_stages(const std::string& prefix, const std::string& precis
 
 std::vector<Run> in_two_groups(std::vector<Run> runs) {
   for (Run& run : runs) run.config.insert(1, R"("zerorun": {"mesh": {"tensor": 2}}, )");
+  return runs;
+}
+
+std::vector<Run> split_in_two(std::vector<Run> runs) {
+  runs = in_two_groups(std::move(runs));
+  for (Run& run : runs) run.splits = true;
   return runs;
 }
 

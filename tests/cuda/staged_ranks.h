@@ -45,6 +45,7 @@ struct Run {
   std::vector<int64_t> infinite_steps = {};
   std::filesystem::path resume_from = {};  // loads this folder's latest checkpoint before training
   std::filesystem::path save_to = {};      // saves a checkpoint there after training
+  bool splits = false;                     // whether tensor ranks split the model
   std::string same_as = {};                // the name of a run that gives the same bits
 };
 
@@ -84,6 +85,9 @@ std::vector<Run> all_stages(const std::string& prefix, const std::string& precis
 /// The same runs in a mesh in which two ranks have each data coordinate. Twice the ranks of `runs` train
 /// them.
 std::vector<Run> in_two_groups(std::vector<Run> runs);
+
+/// The same runs on such a mesh, in which two ranks split the model.
+std::vector<Run> split_in_two(std::vector<Run> runs);
 
 /// Runs that load the bf16 checkpoint in `folder`, which was saved after 4 steps: "loaded" trains no step,
 /// "stage 1" and "stage 3" train 3 more.

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/fnv1a.h"
+#include "engine/gathered_parameters.h"
 #include "samples/gpt2/model.h"
 #include "samples/gpt2/sampler.h"
 #include "samples/gpt2/weights.h"
@@ -44,11 +45,12 @@ at::Tensor read_batch(const std::vector<int64_t>& offsets) {
   return tokens;
 }
 
-InitializeOptions initialize_options(const RunOptions& options, torch::nn::Module& model,
+InitializeOptions initialize_options(const RunOptions& options, samples::Gpt2Impl& model,
                                      std::shared_ptr<Communicator> communicator) {
   InitializeOptions result;
   result.communicator = std::move(communicator);
   result.bucket_numel = options.bucket_numel;
+  result.tensor_plan = options.splits ? model.tensor_plan() : TensorPlan();
   if (options.group_weight_decay) {
     ParameterGroup matrices{
         .parameters = {}, .lr = {}, .weight_decay = *options.group_weight_decay, .betas = {}};
@@ -59,6 +61,11 @@ InitializeOptions initialize_options(const RunOptions& options, torch::nn::Modul
     result.parameter_groups = {matrices, vectors};
   }
   return result;
+}
+
+at::Tensor whole_values(Engine& engine, const at::Tensor& parameter) {
+  GatheredParameters whole(engine, {parameter});
+  return parameter.detach().clone().cpu();
 }
 
 }  // namespace
@@ -134,7 +141,9 @@ void train_rank(const std::string& config_text, const RunOptions& options,
   const ResidencyReport residency = engine.residency();
   const Volume volume = communicator->volume();
   for (const auto& item : model->named_parameters()) {
-    const at::Tensor values = item.value().detach().clone().cpu();  // a collective at stage 3
+    const at::Tensor values = options.splits
+                                  ? whole_values(engine, item.value())
+                                  : item.value().detach().clone().cpu();  // a collective at stage 3
     if (rank == 0) result.parameters.emplace_back(item.key(), values);
   }
   if (rank != 0) return;

@@ -36,6 +36,9 @@ struct RunOptions {
   /// If set, the run loads the latest checkpoint of this folder and trains from `first_step` on.
   std::filesystem::path resume_from = {};
   int64_t first_step = 0;
+  /// If the config has several tensor ranks: whether they split the model; else each data group trains its
+  /// own.
+  bool splits = false;
   /// Called on every rank before the first step, in the rank's thread. It must not use Catch2's assertions,
   /// which are for one thread only.
   std::function<void(torch::nn::Module&, int rank)> before_training = {};

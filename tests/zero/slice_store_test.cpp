@@ -20,6 +20,7 @@ SliceStore three_ranks_store(int rank) {
                 .buckets = {{.group = 0,
                              .partitioned = false,
                              .counted = true,
+                             .share = Share::whole,
                              .numel = 12,
                              .slice_numel = 4,
                              .parameters = {0, 1, 2}}}};
