@@ -2,6 +2,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/agreement.h"
 #include "engine/gathered_parameters.h"
 #include "engine/parameter_states.h"
 #include "python/src/engine_binding.h"
@@ -122,6 +123,12 @@ void bind_parameter_access(py::module_& module) {
       "write_state",
       [](CoreEngine& core, const at::Tensor& parameter, const std::string& name, const at::Tensor& values) {
         ParameterStates(core.get()).write(parameter, name, values);
+      },
+      NoGil());
+  module.def(
+      "texts_of_tensor_ranks",  // a collective of the tensor group
+      [](CoreEngine& core, const std::string& text) {
+        return exchange_texts(text, core.get().mesh().along(MeshAxis::tensor), "texts of the program");
       },
       NoGil());
   py::class_<DeferredScope>(module, "DeferredScope")

@@ -25,7 +25,7 @@ from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
 from .state_dicts import show_parameters
 from .tensor_plan import entries_of
-from .tensor_ranks import compare_dtype, mesh_with_told
+from .tensor_ranks import check_first_forward, compare_dtype, mesh_with_told
 from .utils import mark_leaf_modules
 from .weights import Weights
 
@@ -88,7 +88,7 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
             if not _core.has_parameters(other._core):
                 other._leave_model()
         self.is_destroyed = False
-        self._stepped = False
+        self._stepped = self._has_forwarded = False
         self.module = model
         self.config = config  # what was passed: a dict or a path
         self._config = self._core.config()
@@ -190,6 +190,9 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         self._raw_readers.follow_compilation()
         if self._config["dtype"] == "fp16":
             inputs, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, self._core.cast_input, (inputs, kwargs))
+        if self._whole_shapes and not self._has_forwarded:
+            check_first_forward(self, (inputs, kwargs))
+            self._has_forwarded = True
         with explained_errors(self.module, self._whole_shapes):
             return self.module(*inputs, **kwargs)
 

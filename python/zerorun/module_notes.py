@@ -43,7 +43,7 @@ def log_left_out(checkpoint, model):
 
 
 @contextlib.contextmanager
-def explained_errors(model, whole_shapes):
+def explained_errors(model, whole_shapes=None):
     """Adds the remedy to errors whose text cannot name it. `whole_shapes`: of parameters that are split, by id."""
     try:
         yield

@@ -1,7 +1,11 @@
-"""deepspeed.tp_model_init(): what a program says about tensor ranks before initialize(), which applies it."""
+"""What a program says about tensor ranks before initialize(), by deepspeed.tp_model_init(), and what their first forward must have in
+common."""
 
 import logging
 import weakref
+
+import torch
+from torch.utils import _pytree
 
 from . import _core
 from ._core import UserError
@@ -48,3 +52,31 @@ def compare_dtype(model, dtype):
     told = _told.get(model, (1, None))[1]
     if told is not None and told != dtype:
         log.warning("tp_model_init() was told %s, which converts nothing: parameters are %s, as the config says", told, dtype)
+
+
+def check_first_forward(engine, inputs):
+    """Raises UserError on all tensor ranks if their samples differ, or the random numbers of dropout: each rank would go on, and they
+    would train different models. Called before the first forward of an engine with split parameters."""
+    samples = [_described(leaf) for leaf in _pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    if _differ(engine, str(samples)):
+        raise UserError("the first forward: the ranks of a tensor group must compute with the same samples, and have different ones here: "
+                        "divide samples by utils.groups.get_data_parallel_rank() and get_data_parallel_world_size()")
+    if not engine.module.training or not any(getattr(module, "p", 0) for module in engine.module.modules()
+                                             if isinstance(module, torch.nn.modules.dropout._DropoutNd)):
+        return
+    state = torch.cuda.get_rng_state() if engine.device.type == "cuda" else torch.get_rng_state()
+    if _differ(engine, _described(state)):
+        raise UserError("the first forward: the ranks of a tensor group must draw the same random numbers for dropout, and their "
+                        "generators differ here: call torch.manual_seed() on them with one seed, or with that of the data rank")
+
+
+def _differ(engine, text):
+    return len(set(_core.texts_of_tensor_ranks(engine._core, text))) > 1
+
+
+def _described(tensor):
+    """Its sizes, and a sum over its bytes that does not depend on the order of additions."""
+    data = tensor.detach().contiguous().reshape(-1)
+    numbers = data.view(torch.uint8).to(torch.int64) if data.numel() else data.new_zeros(0, dtype=torch.int64)
+    weights = torch.arange(numbers.numel(), device=numbers.device) % 8191 + 1
+    return f"{tuple(tensor.shape)} {tensor.dtype} {(numbers * weights).sum().item()}"

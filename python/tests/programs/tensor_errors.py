@@ -30,6 +30,19 @@ expect(zerorun.UserError, lambda: initialize(small, tensor_plan={"1": "colwise"}
 expect(zerorun.UserError, lambda: initialize(small, tensor_plan={"0": {"style": "colwise", "unit": 4}}),
        "parameter 0.weight", "units of 4")
 
+# Each tensor rank would go on with other samples, or another dropout.
+rank = torch.distributed.get_rank()
+engine = initialize(llama())
+expect(zerorun.UserError, lambda: engine(input_ids=TOKENS + rank), "must compute with the same samples")
+assert engine(input_ids=TOKENS).logits.shape == (2, 9, 61)
+engine.destroy()
+engine = initialize(seeded("gpt_neox", hidden_dropout=0.1))
+torch.manual_seed(rank)
+expect(zerorun.UserError, lambda: engine(input_ids=TOKENS), "must draw the same random numbers for dropout")
+torch.manual_seed(1)
+assert engine(input_ids=TOKENS).logits.shape == (2, 9, 61)
+engine.destroy()
+
 # GPT-2's modules write sizes of whole results.
 attention = gpt2_plan()
 engine = initialize(seeded("gpt2"), tensor_plan=attention)
