@@ -23,7 +23,7 @@ static constexpr KeyFact parallel_rows[] = {
     object("hybrid_engine", "inference during training")
         .switched_by("enabled")
         .refused("inference runs on the training engine itself, in eval mode"),
-    section("tensor_parallel", "tensor parallelism").switched_by("autotp_size"),
+    section("tensor_parallel", "tensor parallelism"),
     integer(".autotp_size", "0",
             "number of tensor ranks, as zerorun.mesh.tensor; they split layers as the program's plan says; 0 "
             "or 1: none")
@@ -33,7 +33,7 @@ static constexpr KeyFact parallel_rows[] = {
     boolean(".tp_overlap_comm", "false", "overlap communication with computation")
         .no_effect("a sum of activations is waited for where it is used"),
     boolean(".vocab_parallel_lm_head", "false", "divide the output layer's vocabulary among ranks")
-        .refused("the plan's word for the output layer decides: colwise_gather_output gathers its results"),
+        .no_effect("the plan's word for the output layer decides: colwise_gather_output gathers its results"),
     choice(".vocab_parallel_ce_backend", "\"torch\"", "torch liger",
            "kernels of the loss over a divided vocabulary")
         .no_effect("the program chooses its loss"),

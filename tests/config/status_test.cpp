@@ -109,8 +109,7 @@ TEST_CASE("keys and sections that a run refuses are errors in a check") {
            {R"("data_efficiency": {"enabled": true, "data_routing": {"enabled": true,
                "random_ltd": {"enabled": true}}})",
             "data_efficiency.data_routing.random_ltd"},
-           {R"("tensor_parallel": {"autotp_size": 2, "vocab_parallel_lm_head": true})",
-            "tensor_parallel.vocab_parallel_lm_head"},
+           {R"("tensor_parallel": {"partition_config": {"layers": []}})", "tensor_parallel.partition_config"},
            {R"("optimizer": {"type": "OneBitAdam"})", "optimizer.type"},
        }) {
     INFO(settings);

@@ -178,7 +178,8 @@ at::Tensor Network::loss(uint64_t seed) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
   const at::Tensor tokens = at::randint(options_.vocab, {options_.rows, options_.length}, generator);
   at::Tensor x = options_.embeds ? at::embedding(parameter("embedding"), tokens)
-                                 : numbers({options_.rows, options_.length, options_.hidden}, seed + 1);
+                                 : numbers({options_.rows, options_.length, options_.hidden}, seed + 1)
+                                       .to(parameters().front().scalar_type());
   for (size_t index = 0; index < options_.layers.size(); ++index) {
     const LayerOptions& layer = options_.layers[index];
     const std::string name = "l" + std::to_string(index) + "_";
