@@ -79,7 +79,7 @@ DecoderImpl::DecoderImpl(const DecoderOptions& given) : options(given) {
 at::Tensor DecoderImpl::linear(const std::string& name, const at::Tensor& x) {
   const auto parameters = named_parameters();
   const at::Tensor* bias = parameters.find(name + ".bias");
-  return F::linear(x, parameters[name + ".weight"], bias ? *bias : at::Tensor());
+  return at::linear(x, parameters[name + ".weight"], bias ? std::optional(*bias) : std::nullopt);
 }
 
 at::Tensor DecoderImpl::norm(const std::string& name, const at::Tensor& x) {
