@@ -52,7 +52,7 @@ const std::vector<std::pair<std::string, DecoderOptions>> kModels = {
     {"LoRA", {.lora = true}}};
 const std::vector<std::string> kPlainOptimizers = {
     R"({"type": "SGD", "params": {"lr": 0.1}})",
-    R"({"type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0}})"};
+    R"({"type": "AdamW", "params": {"lr": 0.001, "weight_decay": 0}})"};
 
 }  // namespace
 

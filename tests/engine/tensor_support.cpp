@@ -25,7 +25,7 @@ TrainedDecoder train_plain(const DecoderOptions& options, const std::string& opt
   std::unique_ptr<torch::optim::Optimizer> update;
   if (is_adam(optimizer)) {
     update =
-        std::make_unique<torch::optim::AdamW>(trained, torch::optim::AdamWOptions(0.003).weight_decay(0));
+        std::make_unique<torch::optim::AdamW>(trained, torch::optim::AdamWOptions(0.001).weight_decay(0));
   } else {
     update = std::make_unique<torch::optim::SGD>(trained, 0.1);
   }
