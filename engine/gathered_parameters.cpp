@@ -175,20 +175,13 @@ void GatherScope::hide_wholes() {
   if (hidden) state_->held.hook_again();
 }
 
-std::vector<int64_t> GatherScope::whole_sizes(int index) const {
-  std::vector<int64_t> sizes = state_->buckets.sizes(index).vec();
-  const Split& split = *state_->buckets.parameters()[index].split;
-  sizes[static_cast<size_t>(split.dim)] = split.whole;
-  return sizes;
-}
-
 // The modifier rank may have given a split parameter other memory, which must fit the whole one.
 void GatherScope::check_wholes() const {
   if (!is_modifier()) return;
   for (const Whole& whole : wholes_) {
     const int index = bucketed_[whole.position];
     const NamedParameter& parameter = state_->buckets.parameters()[index];
-    const std::vector<int64_t> sizes = whole_sizes(index);
+    const std::vector<int64_t> sizes = state_->buckets.whole_sizes(index);
     const at::ScalarType kind = parameter.tensor.scalar_type();
     if (whole.values.sizes() == sizes && whole.values.scalar_type() == kind) continue;
     throw UserError(c10::str("GatheredParameters: parameter ", parameter.name, " is ", at::IntArrayRef(sizes),
@@ -323,10 +316,11 @@ void GatherScope::share_wholes() {
   for (const Whole& whole : wholes_) {
     const int index = bucketed_[whole.position];
     const NamedParameter& parameter = buckets.parameters()[index];
+    const std::vector<int64_t> sizes = buckets.whole_sizes(index);
     at::Tensor values = whole.values;
     // Other ranks may have given the parameter memory that does not fit.
-    if (!values.is_contiguous() || values.sizes() != at::IntArrayRef(whole_sizes(index)))
-      values = is_modifier() ? values.contiguous() : at::empty(whole_sizes(index), values.options());
+    if (!values.is_contiguous() || values.sizes() != at::IntArrayRef(sizes))
+      values = is_modifier() ? values.contiguous() : at::empty(sizes, values.options());
     broadcast("parameter " + parameter.name, values);
     const at::Tensor part = part_of(values, *parameter.split, *state_->tensor_rule->group());
     memory(whole.position).as_strided(buckets.sizes(index), buckets.strides(index)).copy_(part);

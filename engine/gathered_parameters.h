@@ -64,7 +64,6 @@ class GatherScope {
   Communicator& sharing() const;
   bool is_modifier() const;
   void broadcast(const std::string& name, const at::Tensor& values) const;
-  std::vector<int64_t> whole_sizes(int index) const;
   void share_wholes();
   void share_writes();
 

@@ -63,15 +63,8 @@ bool ParameterStates::is_summed(int parameter) const {
   return state_->buckets.parameters()[parameter].share == Share::summed;
 }
 
-std::vector<int64_t> ParameterStates::whole_sizes_of(int parameter) const {
-  std::vector<int64_t> sizes = state_->buckets.sizes(parameter).vec();
-  const auto& split = state_->buckets.parameters()[parameter].split;
-  if (split) sizes[static_cast<size_t>(split->dim)] = split->whole;
-  return sizes;
-}
-
 void ParameterStates::check_shape(int parameter, const std::string& what, const at::Tensor& values) const {
-  const std::vector<int64_t> expected = whole_sizes_of(parameter);
+  const std::vector<int64_t> expected = state_->buckets.whole_sizes(parameter);
   if (values.sizes() == expected) return;
   const std::string& name = state_->buckets.parameters()[parameter].name;
   throw UserError(c10::str(what, " of parameter ", name, ": expected values of shape ",
@@ -201,7 +194,7 @@ bool ParameterStates::is_split(const at::Tensor& parameter) const {
 
 std::vector<int64_t> ParameterStates::whole_sizes(const at::Tensor& parameter) const {
   const std::optional<int> index = find_in_buckets(parameter);
-  return index ? whole_sizes_of(*index) : parameter.sizes().vec();
+  return index ? state_->buckets.whole_sizes(*index) : parameter.sizes().vec();
 }
 
 bool ParameterStates::has_parameters() const {

@@ -58,7 +58,6 @@ class ParameterStates {
   int find_trained(const at::Tensor& parameter, const std::string& wanted) const;
   int find_complete_gradient(const at::Tensor& parameter, const std::string& call) const;
   bool is_summed(int parameter) const;
-  std::vector<int64_t> whole_sizes_of(int parameter) const;
   void check_shape(int parameter, const std::string& what, const at::Tensor& values) const;
   at::Tensor part_of(int parameter, const at::Tensor& values) const;
   at::Tensor gather(int parameter, const at::Tensor& own, const std::string& what) const;

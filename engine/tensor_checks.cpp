@@ -32,8 +32,8 @@ at::Tensor gather_numbers(const EngineState& state, const at::Tensor& own, const
 
 constexpr const char* kSameSamples =
     "if tensor ranks were given different samples, give them the same ones (draw them by "
-    "mesh().data().rank(), "
-    "not by the rank in the job)";
+    "mesh().data().rank(), not by the rank in the job); if dropout draws other random numbers on them, seed "
+    "them alike";
 
 // The pieces of unsplit trained parameters that lie in this rank's slices of the states that `state_of` gives
 // for a bucket, or of none.

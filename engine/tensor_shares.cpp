@@ -77,10 +77,9 @@ void check_plan_fits(const TensorPlan& plan, const Model& model) {
 void check_no_other_engine(const Model& model) {
   for (const auto& [name, tensor] : model.parameters) {
     if (tensor.layout() != at::kStrided || !owner_of(tensor) || is_deferred(tensor)) continue;
-    throw UserError(
-        "parameter " + name +
-        " is in the memory of another engine, from which a tensor plan cannot take it: destroy that "
-        "engine first");
+    throw UserError("parameter " + name +
+                    " is in the memory of another engine, from which a tensor plan cannot take it: destroy "
+                    "that engine first");
   }
 }
 

@@ -33,7 +33,7 @@ struct LastEntered {
 };
 thread_local LastEntered last_entered;
 
-const char* kRemedy = "Use its module in forward only, or leave it whole in the tensor plan";
+constexpr const char* kRemedy = "Use its module in forward only, or leave it whole in the tensor plan";
 
 }  // namespace
 
@@ -82,7 +82,7 @@ void SplitOperator::run() {
 }
 
 void SplitOperator::refuse(const SplitTensor& split, const std::string& reason) const {
-  throw UserError("operator " + op_.operator_name().name + " on parameter " + split.name +
+  throw UserError("operator " + op_.operator_name().name + " on parameter " + *split.name +
                   ", which is split among tensor ranks, " + reason + ". " + kRemedy);
 }
 
@@ -108,7 +108,7 @@ at::Tensor SplitOperator::enter(const at::Tensor& whole, const SplitTensor& weig
       return entered;
     }
   }
-  at::Tensor entered = to_ranks(whole, rule_.group(), "the gradient of the input of " + weight.name);
+  at::Tensor entered = to_ranks(whole, rule_.group(), "the gradient of the input of " + *weight.name);
   last.whole = c10::weak_intrusive_ptr<c10::TensorImpl>(whole.getIntrusivePtr());
   last.node = WeakNodePointer(entered.grad_fn());
   last.version = version;
@@ -117,13 +117,13 @@ at::Tensor SplitOperator::enter(const at::Tensor& whole, const SplitTensor& weig
 }
 
 at::Tensor SplitOperator::sum(const at::Tensor& summand, const SplitTensor& weight) {
-  return sum_over_ranks(summand, rule_.group(), "the results of " + weight.name);
+  return sum_over_ranks(summand, rule_.group(), "the results of " + *weight.name);
 }
 
 // A result that is split as `weight` is, along its last dimension.
 at::Tensor SplitOperator::leave(const at::Tensor& result, const SplitTensor& weight) {
   if (!weight.split->gathers) return result;
-  return gather_over_ranks(result, *weight.split, rule_.group(), "the results of " + weight.name);
+  return gather_over_ranks(result, *weight.split, rule_.group(), "the results of " + *weight.name);
 }
 
 at::Tensor SplitOperator::multiply(const at::Tensor& left, const at::Tensor& right) {
@@ -249,23 +249,13 @@ void SplitOperator::copy() {
 void SplitOperator::slice() {
   const auto original = split_argument(0);
   const auto& arguments = torch::jit::last(*stack_, 5);
-  const int64_t dim = at::maybe_wrap_dim(arguments[1].toInt(), original->tensor.dim());
-  const int64_t begin = arguments[2].isNone() ? 0 : arguments[2].toInt();
-  const int64_t end = arguments[3].isNone() ? original->split->whole : arguments[3].toInt();
-  const bool is_all = begin == 0 && end >= original->split->whole && arguments[4].toInt() == 1;
-  if (dim == original->dim && !is_all) refuse(*original, "cuts the dimension that is split");
-  if (dim == original->dim) return give(original->tensor.view_as(original->tensor));
-  const int64_t size = original->tensor.size(dim);
-  auto clamped = [&](int64_t index) {
-    return std::clamp<int64_t>(index < 0 ? index + size : index, 0, size);
-  };
-  const int64_t first = clamped(begin), last = arguments[3].isNone() ? size : clamped(end);
-  std::vector<int64_t> sizes = original->tensor.sizes().vec(), strides = original->tensor.strides().vec();
-  const int64_t step = arguments[4].toInt();
-  sizes[static_cast<size_t>(dim)] = std::max<int64_t>((last - first + step - 1) / step, 0);
-  const int64_t offset = original->tensor.storage_offset() + first * strides[static_cast<size_t>(dim)];
-  strides[static_cast<size_t>(dim)] *= step;
-  give(original->tensor.as_strided(sizes, strides, offset));
+  if (at::maybe_wrap_dim(arguments[1].toInt(), original->tensor.dim()) == original->dim) {
+    const bool begins = arguments[2].isNone() || arguments[2].toInt() == 0;
+    const bool ends = arguments[3].isNone() || arguments[3].toInt() >= original->split->whole;
+    if (!begins || !ends || arguments[4].toInt() != 1) refuse(*original, "cuts the dimension that is split");
+  }
+  const InterceptionPause pause;  // a view, which inherits the mark
+  op_.callBoxed(stack_);
 }
 
 // Writes to the part what each rank computes for it.

@@ -36,7 +36,7 @@ at::Tensor in_place_of(const at::Tensor& replaced, const at::Tensor& other) {
 struct CopyOwner final : StorageOwner {
   CopyOwner(std::shared_ptr<TensorRule> copied_by, const SplitTensor& original, const at::Tensor& copy)
       : rule_alive(std::move(copied_by)),
-        name(original.name),
+        name(*original.name),
         split(original.split),
         plain(copy),
         dim(original.dim) {
@@ -64,8 +64,7 @@ int64_t find_dim(const at::Tensor& view, int64_t size, int64_t stride, const std
   if (found >= 0) return found;
   throw UserError("a view of sizes " + c10::str(view.sizes()) + " of parameter " + name +
                   ", which is split among tensor ranks: it is unclear which of its dimensions is the split "
-                  "one. Views may "
-                  "permute dimensions, and cut or merge those that are not split");
+                  "one. Views may permute dimensions, and cut or merge those that are not split");
 }
 
 }  // namespace
@@ -82,7 +81,7 @@ at::Tensor SplitTensor::local() const {
 
 TensorRule::TensorRule(const Mesh& mesh, const Buckets& buckets)
     : buckets_(&buckets), group_(std::make_shared<TensorGroup>(mesh)) {
-  intercept_whole_products();
+  intercept_for_rules();
 }
 
 at::Tensor TensorRule::local_view(const at::Tensor& tensor) const {
@@ -97,13 +96,13 @@ std::optional<SplitTensor> TensorRule::find(const at::Tensor& tensor) {
   if (const auto* copied = dynamic_cast<const CopyOwner*>(owner)) {
     const int64_t dim =
         find_dim(tensor, copied->plain.size(copied->dim), copied->plain.stride(copied->dim), copied->name);
-    return SplitTensor{tensor, copied->name, copied->split, dim};
+    return SplitTensor{tensor, &copied->name, copied->split, dim};
   }
   const int parameter = buckets_->parameter_of(tensor);
   const NamedParameter& named = buckets_->parameters()[parameter];
   const int64_t dim = named.split->dim;
   return SplitTensor{
-      tensor, named.name, named.split,
+      tensor, &named.name, named.split,
       find_dim(tensor, buckets_->sizes(parameter)[dim], buckets_->strides(parameter)[dim], named.name)};
 }
 

@@ -26,7 +26,7 @@ namespace zerorun {
 /// A tensor that is a part of a split parameter, or a view, cast or copy of one.
 struct SplitTensor {
   at::Tensor tensor;
-  std::string name;  // of the parameter
+  const std::string* name;  // of the parameter; lives as long as the storage
   std::shared_ptr<const Split> split;
   int64_t dim;  // the dimension of `tensor` that is split
 

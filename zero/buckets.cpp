@@ -196,6 +196,13 @@ at::Tensor Buckets::local_view(const at::Tensor& tensor) const {
   return local;
 }
 
+std::vector<int64_t> Buckets::whole_sizes(int parameter) const {
+  std::vector<int64_t> sizes = shapes_[parameter].sizes;
+  const auto& split = parameters_[parameter].split;
+  if (split) sizes[static_cast<size_t>(split->dim)] = split->whole;
+  return sizes;
+}
+
 int Buckets::parameter_of(const at::Tensor& tensor) const {
   return parameter_at(bucket_of(owner_of(tensor)), tensor.storage_offset());
 }

@@ -166,6 +166,8 @@ class Buckets {
   /// The sizes and strides that the parameter has in its bucket.
   at::IntArrayRef sizes(int parameter) const { return shapes_[parameter].sizes; }
   at::IntArrayRef strides(int parameter) const { return shapes_[parameter].strides; }
+  /// The sizes of the whole parameter, of which tensor ranks may have parts.
+  std::vector<int64_t> whole_sizes(int parameter) const;
   /// Marks the values of a whole bucket as incomplete: its parameters get no memory when the engine is
   /// destroyed.
   void give_up(int bucket) { given_up_[bucket] = true; }

@@ -197,7 +197,8 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
 }
 
 // For operators that touch no memory, or only call others, unless a rule takes them.
-void on_product(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void on_operator_for_rules(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                           torch::jit::Stack* stack) {
   TouchedList touched;
   collect(touched, op, *stack);
   if (OperatorRule* rule = rule_of(touched)) {
@@ -207,30 +208,30 @@ void on_product(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   }
 }
 
-constexpr const char* kProducts[] = {"aten::linear", "aten::matmul", "aten::slice.Tensor"};
+constexpr const char* kTakenByRules[] = {"aten::linear", "aten::matmul", "aten::slice.Tensor"};
 
 std::unique_ptr<torch::Library> make_library(const std::string& name) {
   return std::make_unique<torch::Library>(torch::Library::IMPL, name, std::optional(kKey), __FILE__,
                                           __LINE__);
 }
 
-// The registrations of kProducts, which intercept_whole_products() replaces. Never destroyed, like those of
+// The registrations of kTakenByRules, which intercept_for_rules() replaces. Never destroyed, like those of
 // install_interception().
-std::unique_ptr<torch::Library>& products() {
+std::unique_ptr<torch::Library>& for_rules() {
   static auto& library = *new std::unique_ptr<torch::Library>(make_library("aten"));
   return library;
 }
 
 }  // namespace
 
-void intercept_whole_products() {
+void intercept_for_rules() {
   install_interception();
   static std::once_flag once;
   std::call_once(once, [] {
-    products() = nullptr;  // ends the earlier registrations
-    products() = make_library("aten");
-    for (const char* name : kProducts)
-      products()->impl(name, torch::CppFunction::makeFromBoxedFunction<&on_product>());
+    for_rules() = nullptr;  // ends the earlier registrations
+    for_rules() = make_library("aten");
+    for (const char* name : kTakenByRules)
+      for_rules()->impl(name, torch::CppFunction::makeFromBoxedFunction<&on_operator_for_rules>());
   });
 }
 
@@ -252,7 +253,8 @@ void install_interception() {
     static auto& libraries = *new std::map<std::string, std::unique_ptr<torch::Library>>;
     static auto& all = *make_library("_").release();
     auto library = [](const c10::OperatorName& name) -> torch::Library& {
-      if (std::ranges::find(kProducts, c10::toString(name)) != std::end(kProducts)) return *products();
+      if (std::ranges::find(kTakenByRules, c10::toString(name)) != std::end(kTakenByRules))
+        return *for_rules();
       const std::string folder = name.name.substr(0, name.name.find("::"));
       auto& entry = libraries[folder];
       if (!entry) entry = make_library(folder);

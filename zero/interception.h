@@ -83,7 +83,7 @@ class OperatorRule {
 /// key.
 void install_interception();
 /// From now on rules are called for `slice` too, and for `linear` and `matmul`, and not for what these call.
-void intercept_whole_products();
+void intercept_for_rules();
 /// Whether neither a fallback nor a kernel is registered for the key yet.
 bool interception_key_is_free();
 

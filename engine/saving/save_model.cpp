@@ -31,12 +31,6 @@ bool is_written(const NamedTensor& other, bool exclude_frozen) {
   return other.is_buffer || !exclude_frozen;
 }
 
-std::vector<int64_t> whole_sizes(const NamedParameter& parameter) {
-  std::vector<int64_t> sizes = parameter.tensor.sizes().vec();
-  if (parameter.split) sizes[static_cast<size_t>(parameter.split->dim)] = parameter.split->whole;
-  return sizes;
-}
-
 // The parameter's values, all of them: a collective of the tensor group if it is split. Its bucket is held.
 at::Tensor whole_values(const EngineState& state, const NamedParameter& parameter) {
   if (!parameter.split) return parameter.tensor;
@@ -49,7 +43,8 @@ std::vector<TensorToStore> tensors_of(const EngineState& state, int buckets, boo
   for (int bucket = 0; bucket < buckets; ++bucket) {
     for (const int index : state.store.layout(bucket).parameters) {
       const NamedParameter& parameter = state.buckets.parameters()[index];
-      tensors.push_back({parameter.name, spelled(parameter.tensor.scalar_type()), whole_sizes(parameter)});
+      tensors.push_back(
+          {parameter.name, spelled(parameter.tensor.scalar_type()), state.buckets.whole_sizes(index)});
     }
   }
   for (const NamedTensor& other : state.unbucketed) {

@@ -409,6 +409,9 @@ TEST_CASE("Cross entropy of a split vocabulary is that of whole logits") {
       const at::Tensor found = split_cross_entropy(part, targets, split, group);
       found.backward();
       expect(at::allclose(found, expected), "the loss");
+      const at::Tensor outside = at::tensor({0, 11, 1, 2, 3}, at::kLong);
+      const at::Tensor of_outside = split_cross_entropy(part.detach(), outside, split, group);
+      expect(of_outside.isnan().item<bool>(), "a target outside of the vocabulary");
       expect(at::allclose(part.grad(), whole.grad().narrow(1, own.begin, own.numel), 1e-5, 1e-7),
              "its gradient");
     }));

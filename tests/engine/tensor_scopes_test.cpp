@@ -170,6 +170,21 @@ TEST_CASE("Evaluation in inference mode and second derivatives work on parts") {
   }));
 }
 
+TEST_CASE("A frozen parameter that cannot be in a bucket cannot be split") {
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    for (const bool has_gaps : {true, false}) {
+      Mixed model(1);
+      model->register_parameter(
+          "other", has_gaps ? at::zeros({4, 8}).slice(1, 0, 4) : at::zeros({4, 4}, at::kDouble), false);
+      TensorPlan plan = kPlan;
+      plan.push_back({"other", TensorStyle::colwise});
+      expect_throws(
+          [&] { decoder_engine(*model, decoder_config(1, kSgd), kTwoTensorRanks, communicator, plan); },
+          has_gaps ? "with gaps" : "only parameters of the training's dtype", "initialize()");
+    }
+  }));
+}
+
 TEST_CASE("Ranks with other plans, and parameters of another engine, are refused") {
   CHECK_NOTHROW(run_ranks(4, [&](std::shared_ptr<Communicator> communicator) {
     Mixed model(1);
