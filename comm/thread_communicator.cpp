@@ -82,10 +82,28 @@ void move_data(const std::vector<CollectiveCall>& calls) {
   }
 }
 
+// What a rank of the job has announced, for all groups of ranks.
+class Announcement {
+ public:
+  void make(int rank, const std::string& error) {
+    std::lock_guard lock(mutex_);
+    if (text_.empty()) text_ = "rank " + std::to_string(rank) + " cannot go on: " + error;
+  }
+  std::string text() const {
+    std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
+};
+
 class ThreadGroup {
  public:
-  explicit ThreadGroup(std::vector<int> ranks)
-      : ranks_(std::move(ranks)),
+  ThreadGroup(std::vector<int> ranks, std::shared_ptr<Announcement> announcement)
+      : announcement_(std::move(announcement)),
+        ranks_(std::move(ranks)),
         world_size_(static_cast<int>(ranks_.size())),
         waiting_(ranks_.size()),
         messages_(ranks_) {}
@@ -112,6 +130,7 @@ class ThreadGroup {
   }
 
   const std::shared_ptr<NoticesInMemory>& notices() const { return notices_; }
+  const std::shared_ptr<Announcement>& announcement() const { return announcement_; }
   int rank_in_job(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
 
   void await(const Meeting& meeting, int rank, const Deadline& deadline) {
@@ -168,13 +187,18 @@ class ThreadGroup {
   template <typename Condition>
   bool await(std::unique_lock<std::mutex>& lock, int rank, const std::string& what, const Deadline& deadline,
              Condition done) {
+    constexpr std::chrono::milliseconds kLook(100);  // how often a waiting rank looks for an announcement
     waiting_[rank] = what;
     std::string error;
-    const bool ended = changed_.wait_until(
-        lock, deadline.end(), [&] { return done() || !(error = messages_.disagreement(rank)).empty(); });
-    if (!error.empty()) throw CommError(error);
-    if (ended) waiting_[rank].clear();
-    return ended;
+    for (;;) {
+      const bool ended =
+          changed_.wait_until(lock, std::min(deadline.end(), Deadline::Clock::now() + kLook),
+                              [&] { return done() || !(error = messages_.disagreement(rank)).empty(); });
+      if (error.empty() && !ended) error = announcement_->text();
+      if (!error.empty()) throw CommError(error);
+      if (ended) waiting_[rank].clear();
+      if (ended || Deadline::Clock::now() >= deadline.end()) return ended;
+    }
   }
 
   template <typename Condition>
@@ -188,6 +212,7 @@ class ThreadGroup {
         (theirs.empty() ? "" : "; rank " + std::to_string(ranks_[call.other()]) + " waits for " + theirs));
   }
 
+  const std::shared_ptr<Announcement> announcement_;
   const std::vector<int> ranks_;  // their numbers in the whole job
   const int world_size_;
   const std::shared_ptr<NoticesInMemory> notices_ = std::make_shared<NoticesInMemory>();
@@ -260,6 +285,10 @@ class ThreadCommunicator : public Communicator {
     set_group(std::move(ranks));
   }
 
+  void announce_failure(const std::string& error) noexcept override {
+    group_->announcement()->make(rank_in_job(rank()), error);
+  }
+
   std::unique_ptr<Notices> open_notices() override { return make_notices(group_->notices(), boards_++); }
 
   at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype) override {
@@ -298,7 +327,7 @@ class ThreadCommunicator : public Communicator {
     const std::vector<int>& ranks = groups[own].ranks;
     const auto place = std::ranges::find(ranks, rank());
     std::shared_ptr<ThreadGroup> shared;
-    if (place == ranks.begin()) shared = std::make_shared<ThreadGroup>(group.ranks);
+    if (place == ranks.begin()) shared = std::make_shared<ThreadGroup>(group.ranks, group_->announcement());
     at::Tensor address = at::empty({1}, at::kLong);
     address.mutable_data_ptr<int64_t>()[0] = reinterpret_cast<int64_t>(&shared);
     at::Tensor addresses = at::empty({world_size()}, at::kLong);
@@ -324,7 +353,7 @@ std::vector<std::shared_ptr<Communicator>> make_thread_communicators(int world_s
                                                                      bool shares_memory) {
   std::vector<int> ranks(static_cast<size_t>(world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  auto group = std::make_shared<ThreadGroup>(std::move(ranks));
+  auto group = std::make_shared<ThreadGroup>(std::move(ranks), std::make_shared<Announcement>());
   std::vector<std::shared_ptr<Communicator>> communicators;
   for (int rank = 0; rank < world_size; ++rank) {
     communicators.push_back(
@@ -334,7 +363,7 @@ std::vector<std::shared_ptr<Communicator>> make_thread_communicators(int world_s
 }
 
 std::shared_ptr<Communicator> make_lone_communicator(RankGroup group, std::chrono::milliseconds timeout) {
-  auto alone = std::make_shared<ThreadGroup>(group.ranks);
+  auto alone = std::make_shared<ThreadGroup>(group.ranks, std::make_shared<Announcement>());
   return std::make_shared<ThreadCommunicator>(std::move(alone), 0, std::move(group), timeout, false);
 }
 

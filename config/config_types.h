@@ -250,6 +250,13 @@ struct PythonConfig {
   bool gather_16bit_weights_on_model_save = false;  // for programs that ask: save_16bit_model() gathers
 };
 
+struct PipelineConfig {
+  enum class Partition { parameters, uniform };
+  Partition partition = Partition::parameters;  // of layers among stages, if the program does not say it
+  /// Stages 2 and 3: gradients are reduced at the end of a window, not after each micro-batch.
+  bool reduces_by_window = false;
+};
+
 struct Config {
   BatchConfig batch;
   std::optional<OptimizerConfig> optimizer;
@@ -264,6 +271,7 @@ struct Config {
   double gradient_predivide_factor = 1.0;
   bool average_gradients = true;        // true: average over ranks; false: sum
   bool node_local_checkpoints = false;  // hosts may have no common folder for checkpoints
+  PipelineConfig pipeline;
   /// From zerorun.mesh, else LoadOptions::mesh; absent: all ranks are data ranks.
   std::optional<MeshSizes> mesh;
   /// Messages about settings that do not take effect as written, one line each. Warnings are about features

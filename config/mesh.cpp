@@ -66,25 +66,29 @@ Sizes resolve_section(const Resolution& resolution, const MeshSizes& section, in
   return sizes;
 }
 
-// DeepSpeed's key for tensor ranks, if it asks for several; it must divide the ranks.
-Sizes read_autotp(const Resolution& resolution, std::optional<int> world_size) {
-  constexpr std::string_view kKey = "tensor_parallel.autotp_size";
-  if (resolution.settings.undecided(kKey)) return std::nullopt;
-  const int64_t tensor = resolution.settings.get<int64_t>(kKey).value_or(0);
-  if (tensor <= 1) return std::nullopt;
-  if (world_size && *world_size % tensor != 0) {
-    resolution.report(kKey, "a divisor of the number of ranks, " + std::to_string(*world_size),
-                      std::to_string(tensor), "change the number of tensor ranks, or the number of ranks");
-    return std::nullopt;
-  }
-  return MeshSizes{.tensor = static_cast<int>(std::min<int64_t>(tensor, std::numeric_limits<int>::max()))};
+// DeepSpeed's keys for tensor ranks and pipeline stages, if they ask for several; they must divide the ranks.
+Sizes read_deepspeeds(const Resolution& resolution, std::optional<int> world_size) {
+  int64_t divided = world_size.value_or(0);
+  const auto read = [&](std::string_view key) {
+    if (resolution.settings.undecided(key)) return 1;
+    const int64_t size = std::max<int64_t>(resolution.settings.get<int64_t>(key).value_or(1), 1);
+    if (world_size && divided % size != 0) {
+      resolution.report(key, "a divisor of the number of ranks, " + std::to_string(divided),
+                        std::to_string(size), "change this size, or the number of ranks");
+      return 1;
+    }
+    divided /= size;
+    return static_cast<int>(std::min<int64_t>(size, std::numeric_limits<int>::max()));
+  };
+  const MeshSizes sizes{.tensor = read("tensor_parallel.autotp_size"), .pipeline = read("pipeline.stages")};
+  return sizes == MeshSizes() ? Sizes() : sizes;
 }
 
 }  // namespace
 
 Sizes resolve_mesh(const Resolution& resolution, std::optional<int> world_size, const Sizes& of_program) {
   const Sizes section = read_section(resolution.settings);
-  const Sizes sizes = section ? section : of_program ? of_program : read_autotp(resolution, world_size);
+  const Sizes sizes = section ? section : of_program ? of_program : read_deepspeeds(resolution, world_size);
   if (!sizes) {
     if (world_size) resolution.settings.derive("zerorun.mesh.data", int64_t{*world_size});
     return std::nullopt;
@@ -94,6 +98,13 @@ Sizes resolve_mesh(const Resolution& resolution, std::optional<int> world_size, 
   if (!world_size) return sizes;
   return section ? resolve_section(resolution, *section, *world_size, of_program)
                  : sizes->resolved(*world_size);
+}
+
+PipelineConfig resolve_pipeline(const Resolution& resolution) {
+  const Settings& settings = resolution.settings;
+  const bool uniform = settings.get<std::string>("pipeline.partition") == "uniform";
+  return {.partition = uniform ? PipelineConfig::Partition::uniform : PipelineConfig::Partition::parameters,
+          .reduces_by_window = settings.get<std::string>("pipeline.reduce") == "window"};
 }
 
 }  // namespace zerorun::config

@@ -1,86 +1,18 @@
 #include "engine/engine.h"
 
-#include <ATen/ops/full_like.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
-
 #include <cmath>
-#include <limits>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
-#include "base/heap.h"
-#include "base/log.h"
-#include "base/process.h"
 #include "comm/agreement.h"
-#include "comm/connect/rendezvous.h"
 #include "device/dtypes.h"
 #include "engine/engine_state.h"
-#include "engine/hidden_size.h"
-#include "engine/resolved_config.h"
 #include "engine/saving/checkpoints.h"
-#include "engine/schedules.h"
-#include "engine/setup.h"
-#include "engine/state_placement.h"
-#include "engine/tensor_checks.h"
-#include "engine/tensor_shares.h"
-#include "zero/interception.h"
 
 namespace zerorun {
 
 namespace {
-
-void log_precision(const PrecisionConfig& precision) {
-  if (precision.training == Dtype::fp32) {
-    if (precision.communication == Dtype::fp32) return;
-    log_info(std::string("training in fp32; gradients travel in ") + name_of(precision.communication) +
-             " (communication_data_type)");
-    return;
-  }
-  log_info(std::string("training in ") + name_of(precision.training) +
-           " with fp32 master weights that start from the " +
-           (precision.master_from_fp32 ? "parameters as given" : "rounded parameters") +
-           "; gradients travel in " + name_of(precision.communication) + " and are accumulated in " +
-           name_of(precision.accumulation) + " (data_types.grad_accum_dtype)");
-}
-
-// DeepSpeed reads "Adam" as AdamW; elsewhere "Adam" means Adam with L2. So the log says which one is used.
-void log_adam(const Config& config) {
-  const AdamConfig* adam = config.optimizer ? std::get_if<AdamConfig>(&*config.optimizer) : nullptr;
-  if (!adam || !adam->silently_decoupled) return;
-  log_info("optimizer \"Adam\" decouples weight decay as AdamW does; with \"adam_w_mode\": false it is L2");
-}
-
-// Lives as long as the graph task of a backward from a loss of scale().
-struct ScaledBackward {
-  explicit ScaledBackward(std::weak_ptr<EngineState> engine) : state(std::move(engine)) {
-    if (const auto there = state.lock()) ++there->scaled_backwards;
-  }
-  ~ScaledBackward() {
-    if (const auto there = state.lock()) --there->scaled_backwards;
-  }
-  ScaledBackward(const ScaledBackward&) = delete;
-  ScaledBackward& operator=(const ScaledBackward&) = delete;
-
-  std::weak_ptr<EngineState> state;
-};
-
-// A backward gets to the loss before any parameter. Its graph task destroys the callback also if it throws.
-void note_scaled_backwards(const at::Tensor& scaled, std::weak_ptr<EngineState> state) {
-  scaled.register_hook([state = std::move(state)](const at::Tensor&) {
-    if (torch::autograd::get_current_graph_task_id() < 0) return;
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [running = std::make_shared<ScaledBackward>(state)] {});
-  });
-}
-
-// An engine that only computes has an optimizer without parameters.
-Config without_optimizer(Config config) {
-  config.optimizer = SgdConfig();
-  config.scheduler.reset();
-  return config;
-}
 
 StateKind kind_of(OffloadedState state) {
   switch (state) {
@@ -96,55 +28,6 @@ StateKind kind_of(OffloadedState state) {
 
 }  // namespace
 
-Engine initialize(Model model, const Config& given, InitializeOptions options) {
-  const Config config = options.computes_only ? without_optimizer(given) : given;
-  if (is_recording()) {
-    throw UserError("initialize() inside a DeferredInit scope: end the scope once the model is built");
-  }
-  check_one_optimizer(config, options);
-  check_schedules(config, options);
-  check_offload_options(config, options);
-  ModelParameters parameters = collect_parameters(model, config, options);
-  Mesh mesh = make_mesh(config, options, options.communicator ? options.communicator : connect());
-  check_data_size(config, mesh);
-  parameters.has_tensor_plan = has_tensor_plan(options, mesh);
-  check_ranks_agree(parameters, describe_settings(config, options), mesh);
-  split_parameters(parameters, model, config, options, mesh);
-  write_resolved_config(config, options.output_folder, mesh.world());
-  if (mesh.world().rank() == 0) {
-    for (const std::string& warning : config.warnings) log_warning(warning);
-    if (options.log_config) {
-      for (const std::string& note : config.notes) log_info(note);
-    }
-    log_adam(config);
-    log_precision(config.precision);
-  }
-  auto state = kept_by_forks(std::make_shared<EngineState>(std::move(model), config, std::move(mesh),
-                                                           std::move(parameters), options));
-  log_offload(config, state->store, state->mesh.world());
-  return_freed_memory();  // memory that parameters had before they moved into buckets
-  return Engine(std::move(state));
-}
-
-Engine initialize(Model model, const std::filesystem::path& ds_config, InitializeOptions options) {
-  if (!options.communicator) options.communicator = connect();
-  const Config config = load_config(
-      ds_config, {.world_size = options.communicator->world_size(),
-                  .mesh = options.mesh,
-                  .arguments = options.arguments,
-                  .hidden_size = options.hidden_size ? options.hidden_size : hidden_size_of(model)});
-  return initialize(std::move(model), config, std::move(options));
-}
-
-Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options) {
-  return initialize(model_of(model), config, std::move(options));
-}
-
-Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
-                  InitializeOptions options) {
-  return initialize(model_of(model), ds_config, std::move(options));
-}
-
 const std::shared_ptr<EngineState>& EngineStateHandle::get() const {
   if (state_) return state_;
   throw UserError(
@@ -157,47 +40,6 @@ Engine::Engine(std::shared_ptr<EngineState> state) : state_(std::move(state)) {}
 Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
 Engine::~Engine() = default;
-
-void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_graph) {
-  EngineState& state = *state_;
-  check_outside_backward("engine.backward");
-  state.check_has_parameters("engine.backward");
-  state.held.follow_failed_backward("engine.backward");
-  state.held.follow_marks("engine.backward");
-  state.check_trains("engine.backward");
-  if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
-    throw UserError("engine.backward(loss): expected a loss of one element that requires grad, found " +
-                    (loss.defined() ? "a tensor of " + std::to_string(loss.numel()) + " elements" +
-                                          (loss.requires_grad() ? "" : " that does not require grad")
-                                    : std::string("an undefined tensor")));
-  }
-  state.follow_schedule();
-  state.check_before_backward("engine.backward");
-  check_losses(state, loss);
-  StepTimer::Scope scope(state.timer, Phase::backward);
-  double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
-  // A scale beyond float32 becomes infinity: gradients overflow, so the step is skipped and the scale falls.
-  if (scale > std::numeric_limits<float>::max()) scale = std::numeric_limits<double>::infinity();
-  state.reducer.start_backward(state.progress.is_last_backward());
-  try {
-    loss.backward(at::full_like(loss, scale), retain_graph, create_graph);
-    state.reducer.finish_backward();
-  } catch (...) {
-    state.reducer.abandon_backward();
-    state.held.note_failed_backward();
-    throw;
-  }
-  state.held.note_backward();
-}
-
-at::Tensor Engine::scale(const at::Tensor& loss) {
-  const std::shared_ptr<EngineState>& state = state_;
-  state->finish_open_step();
-  if (!state->scaler) return loss;
-  at::Tensor scaled = loss * state->loss_scale();
-  if (scaled.requires_grad()) note_scaled_backwards(scaled, state);
-  return scaled;
-}
 
 void Engine::zero_grad() {
   EngineState& state = *state_;
@@ -217,7 +59,15 @@ void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
   state_->progress.set_boundary(is_boundary);
 }
 
+at::Tensor Engine::train_batch(std::span<const MicroBatch> batches) {
+  return state_->train_batch(batches);
+}
+at::Tensor Engine::eval_batch(std::span<const MicroBatch> batches) {
+  return state_->eval_batch(batches);
+}
+
 void Engine::step() {
+  state_->check_not_divided("engine.step");
   state_->step();
 }
 

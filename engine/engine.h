@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -104,6 +105,18 @@ class Engine {
   /// if the last backward threw, or if a parameter has left its bucket; throws TrainingError on all ranks if
   /// the loss scale cannot be lowered any further.
   void step();
+
+  // With a list of layers (InitializeOptions::pipeline) the two functions below take the place of backward()
+  // and step() (docs/pipeline.md). All ranks pass the same number of micro-batches. If one throws on a rank,
+  // it throws on all ranks that take part, and the run must end.
+
+  /// Runs the forwards and backwards of all micro-batches through the pipeline, and the optimizer step that
+  /// ends them. Gradients are averaged over the micro-batches and data ranks. `batches`: usually
+  /// gradient_accumulation_steps of them. Returns the mean loss over the micro-batches and data ranks, the
+  /// same on every rank: a float64 scalar on device(). Sets the model to training mode.
+  at::Tensor train_batch(std::span<const MicroBatch> batches);
+  /// Returns the mean loss likewise, in evaluation mode and without gradients.
+  at::Tensor eval_batch(std::span<const MicroBatch> batches);
 
   /// A scope in which no backward() counts as the last one before an optimizer step. At stages 0 and 1 a
   /// backward() in the scope sends no gradients; if no other backward() follows the scope, step() sends them.

@@ -116,7 +116,7 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
       config(std::move(given_config)),
       mesh(std::move(given_mesh)),
       has_tensor_plan(parameters.has_tensor_plan),
-      policy(policy_of(config.zero.stage)),
+      policy(policy_of(config)),
       averaging(averaging_of(config, mesh.data().world_size())),
       optimizer_name(name_of_optimizer(config, options)),
       store(make_store(parameters, config, options, bucket_options(config, policy, mesh, parameters), mesh)),
@@ -208,22 +208,6 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
                                shard_states);
   }
   return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device, shard_states);
-}
-
-BackwardPasses::Start EngineState::begin_plain_backward() try {
-  held.follow_failed_backward("loss.backward");
-  held.follow_marks("loss.backward");
-  check_before_backward("loss.backward");
-  if (scaler && scaled_backwards == 0) {
-    throw UserError(
-        "loss.backward() under fp16 training without the loss scale: call engine.scale(loss).backward(), or "
-        "engine.backward(loss)");
-  }
-  const auto steps = static_cast<double>(config.batch.gradient_accumulation_steps);
-  return {.boundary = progress.is_last_backward(), .scale = static_cast<float>(1 / steps)};
-} catch (...) {
-  held.refuse_backward();
-  throw;
 }
 
 }  // namespace zerorun

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@
 #include "engine/step_timer.h"
 #include "optim/loss_scaler.h"
 #include "optim/shard_optimizer.h"
+#include "pipeline/stage.h"
 #include "tensor_parallel/tensor_rule.h"
 #include "zero/buckets.h"
 #include "zero/gradient_reducer.h"
@@ -33,6 +35,7 @@
 namespace zerorun {
 
 class GatherScope;
+struct DividedModel;
 
 // Gradients are multiplied by `before` and then summed over ranks; the sum is divided by `after`.
 struct Averaging {
@@ -75,13 +78,32 @@ struct EngineState {
   void check_has_schedule(const std::string& call) const;
   /// Throws UserError if a parameter has left its bucket: the program has given it other memory.
   void check_in_place() const;
+  /// Throws UserError if the model is divided among pipeline stages.
+  void check_not_divided(const std::string& call) const;
+  /// Throws UserError if no window of a pipeline may begin now.
+  void check_before_batch(const std::string& call, size_t micro_batches) const;
+  /// The gradient that seeds a backward from `loss`, one of the `micro_steps` of an optimizer step.
+  at::Tensor seed_of(const at::Tensor& loss, int64_t micro_steps) const;
+  /// Runs autograd and reduces gradients meanwhile. `gradients`: those of the roots.
+  void run_backward(const Tensors& roots, const Tensors& gradients, bool retain_graph = false,
+                    bool create_graph = false);
+  /// From now on this rank trains by train_batch(). A collective of the pipeline ranks.
+  void start_pipeline(DividedModel divided, const InitializeOptions& options);
+  /// Engine::train_batch() and Engine::eval_batch().
+  at::Tensor train_batch(std::span<const MicroBatch> batches);
+  at::Tensor eval_batch(std::span<const MicroBatch> batches);
+  template <typename Action>
+  auto run_window(const std::string& call, const Action& action);
+  at::Tensor mean_loss(const at::Tensor& own);
   /// Engine::step().
   void step();
   /// Finishes the reduction and has the device compute the step's outcome: the same bits on every rank and at
   /// every stage.
   void measure();
-  /// Sums the gradients of parameters that tensor ranks use on split values, over these ranks.
-  void sum_over_tensor_ranks();
+  /// Sums the gradients that ranks outside of the data group have a part of: of parameters that tensor ranks
+  /// use on split values, and of those that several pipeline stages have.
+  void sum_over_groups();
+  void sum_over(Communicator& ranks, int bucket);
   /// For optimizers that turn gradients into directions (Muon): computes the directions and their norm.
   void make_directions();
   /// Whether the host must know the step's outcome before it continues.
@@ -129,6 +151,7 @@ struct EngineState {
   Buckets buckets;
   std::unique_ptr<Residency> residency;     // null if buckets are not marked
   std::shared_ptr<TensorRule> tensor_rule;  // null if no parameter is split among tensor ranks
+  std::unique_ptr<PipelineStage> stage;     // null if the program gives no list of layers
   GradientReducer reducer;
   std::unique_ptr<HostUpdate> host_update;  // null unless the host updates a GPU's parameters
   StatesOnHost states_on_host;
@@ -147,6 +170,7 @@ struct EngineState {
   bool should_stop = false;               // some rank had received SIGTERM by the last optimizer step
   std::atomic<int> scaled_backwards = 0;  // running backwards that began at a loss of scale()
   bool gradients_compared = false;        // check_whole_gradients() has compared them
+  std::string pipeline_failure;           // why a window of the pipeline has failed, for good
   bool computes_only = false;             // no optimizer: nothing is trained
   int lost_parameter = -1;                // the first one that another engine has taken; -1: none
   int open_scopes = 0;                    // number of open GatheredParameters scopes

@@ -80,7 +80,7 @@ void EngineState::check_between_steps(const std::string& call) {
 }
 
 void EngineState::check_knows_parts(const std::string& call) const {
-  const bool by_plan = mesh.sizes().pipeline == 1 && tensor_rule;
+  const bool by_plan = mesh.sizes().pipeline == 1 && (tensor_rule || mesh.sizes().tensor == 1);
   if (!mesh.has_groups() || by_plan) return;
   throw UserError(call + "() on a mesh of " + describe(mesh.sizes()) +
                   ": checkpoints and models of several data groups can be saved and loaded only if a tensor "
@@ -161,7 +161,7 @@ void EngineState::check_before_step(const std::string& call) const {
         "all gradients with engine.zero_grad(), and run no backward in the GatheredParameters "
         "scope");
   }
-  if (held.backwards() > 0) return;
+  if (held.backwards() > 0 || progress.in_batch()) return;
   throw UserError(call + "() without an earlier backward that reached a parameter of the model" +
                   held.why_dropped());
 }

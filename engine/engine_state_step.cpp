@@ -73,7 +73,7 @@ void EngineState::measure() {
     }
   }
   StepTimer::Scope scope(timer, Phase::norm);
-  sum_over_tensor_ranks();
+  sum_over_groups();
   if (tensor_rule && !gradients_compared) gradients_compared = check_whole_gradients(*this);
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     outcome.add(bucket, store.at(bucket, kGradient).own);
@@ -81,17 +81,23 @@ void EngineState::measure() {
   outcome.all_reduce({.scale = averaging.after * loss_scale(), .clipping = config.gradient_clipping});
 }
 
-void EngineState::sum_over_tensor_ranks() {
-  if (!tensor_rule) return;
+void EngineState::sum_over_groups() {
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-    if (store.layout(bucket).share != Share::summed) continue;
-    const StateTensor& gradient = store.at(bucket, kGradient);
-    const at::Tensor& own = policy.replicate_update ? gradient.memory : gradient.own;
-    // In the dtype of collectives at every stage, so that all stages have the same bits.
-    const at::Tensor sent = own.to(scalar_type(config.precision.communication));
-    mesh.along(MeshAxis::tensor).all_reduce(sent, "gradients of " + buckets.label(bucket))->wait();
-    if (!sent.is_same(own)) own.copy_(sent);
+    const BucketLayout& layout = store.layout(bucket);
+    if (layout.share == Share::summed) sum_over(mesh.along(MeshAxis::tensor), bucket);
+    const auto& tied = buckets.parameters()[layout.parameters.front()].tied;
+    if (tied) sum_over(*tied, bucket);
   }
+}
+
+void EngineState::sum_over(Communicator& ranks, int bucket) {
+  const StateTensor& gradient = store.at(bucket, kGradient);
+  const at::Tensor& own = policy.replicate_update ? gradient.memory : gradient.own;
+  // In the dtype of collectives at every stage, so that all stages have the same bits.
+  const at::Tensor sent = own.to(scalar_type(config.precision.communication));
+  const std::string& name = buckets.parameters()[store.layout(bucket).parameters.front()].name;
+  ranks.all_reduce(sent, "gradients of the bucket of " + name)->wait();
+  if (!sent.is_same(own)) own.copy_(sent);
 }
 
 void EngineState::make_directions() {

@@ -94,7 +94,7 @@ bool GradientMarks::Entry::is_gone() const {
 GradientMarks::GradientMarks(std::span<const NamedParameter> trained)
     : recorder_(std::make_shared<Recorder>()), self_(std::make_shared<GradientMarks*>(this)) {
   install_interception();
-  for (const auto& [name, parameter, group, share, split] : trained) {
+  for (const auto& [name, parameter, group, share, split, tied] : trained) {
     Entry& entry = entries_.emplace_back();
     entry.name = name;
     entry.parameter = parameter;

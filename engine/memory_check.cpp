@@ -73,7 +73,7 @@ std::string remedy(const Config& config, const NeededMemory& needed) {
   if (optimizer_offload(config.zero) != OffloadDevice::nvme)
     return "keep optimizer states in files (zero_optimization.offload_optimizer.device \"nvme\" at stages 1 "
            "to 3), ";
-  const StagePolicy policy = policy_of(config.zero.stage);
+  const StagePolicy policy = policy_of(config);
   const bool in_files = parameter_offload(config.zero) == OffloadDevice::nvme;
   if (policy.partition_parameters && (!in_files || config.zero.offload_param.max_in_cpu > 0))
     return "keep parameters in files (zero_optimization.offload_param.device \"nvme\", max_in_cpu 0) and "
@@ -86,7 +86,7 @@ std::string remedy(const Config& config, const NeededMemory& needed) {
 
 NeededMemory needed_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
                            const BucketOptions& kinds, bool on_gpu) {
-  const StagePolicy policy = policy_of(config.zero.stage);
+  const StagePolicy policy = policy_of(config);
   const PrecisionConfig& precision = config.precision;
   const int64_t gradient = policy.reduce_every_backward
                                ? size_of(precision.accumulation)

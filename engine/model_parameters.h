@@ -27,6 +27,7 @@ struct ModelParameters {
   std::vector<NamedTensor> unbucketed;  // buffers and frozen parameters that stay whole
   std::vector<NamedTensor> unsaved;     // buffers that no checkpoint has
   bool has_tensor_plan = false;         // tensor ranks share the model; see split_parameters()
+  bool is_divided = false;              // among pipeline stages: these are one stage's
 };
 
 /// Collects the model's tensors and checks them. A parameter's group comes from `options.optimizer`, else
@@ -36,6 +37,8 @@ struct ModelParameters {
 /// requires grad but is in no group, or that is in two groups.
 ModelParameters collect_parameters(const Model& model, const Config& config,
                                    const InitializeOptions& options);
+/// Throws UserError if the model, all of it, has nothing to train, or lacks a parameter of the groups.
+void check_trains(const Model& model, const InitializeOptions& options);
 
 /// Throws UserError on every rank of the job unless all have the same `settings` (text), and the ranks of
 /// each data group, with a tensor plan also those of each tensor group, the same parameters.

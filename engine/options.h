@@ -18,6 +18,7 @@
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "optim/schedule.h"
+#include "pipeline/layers.h"
 #include "tensor_parallel/plan.h"
 
 namespace zerorun {
@@ -39,15 +40,20 @@ struct InitializeOptions {
   std::shared_ptr<Communicator> communicator;  // of all ranks; default: connect(), from the environment
   /// The sizes of the mesh (base/mesh_sizes.h); default: the config's zerorun.mesh, else all ranks are data
   /// ranks. Gradients are averaged over the data ranks of the same tensor and pipeline coordinates, which
-  /// form a data group. Parameters are split along tensor as `tensor_plan` says. Along pipeline nothing is
-  /// split yet: every data group trains a model of its own, and the groups only clip by one norm, the first
-  /// group's, and skip steps together. So give all groups the same model.
+  /// form a data group. Parameters are split along tensor as `tensor_plan` says, and layers are divided along
+  /// pipeline as `pipeline` says.
   std::optional<MeshSizes> mesh = {};
   /// How parameters are split among tensor ranks (docs/tensor_parallel.md): required if the mesh has several,
   /// else without effect. All ranks give whole models, and the tensor ranks get the initial values of the
   /// first of them. The ranks of a tensor group must compute with the same samples. An empty plan splits
   /// nothing: every data group trains a model of its own.
   std::optional<TensorPlan> tensor_plan = {};
+  /// The model as a list of layers (docs/pipeline.md): required if the mesh has several pipeline stages. All
+  /// ranks give the whole model and all layers, build the model under a DeferredInit (zero/deferred_init.h)
+  /// if a stage's memory does not hold it, and train by Engine::train_batch(). Without layers nothing is
+  /// divided: every data group trains a model of its own, the groups clip by one norm, the first group's, and
+  /// skip steps together.
+  std::optional<Pipeline> pipeline = {};
   /// The program's own optimizer. It must be element-wise, have made no step yet, and outlive the engine. The
   /// engine's destructor restores the optimizer's parameters and state, but not its learning rates and betas.
   torch::optim::Optimizer* optimizer = nullptr;

@@ -9,11 +9,19 @@
 #include "base/describe.h"
 #include "base/error.h"
 #include "engine/optimizer_groups.h"
+#include "engine/pipeline_division.h"
 #include "optim/client_optimizer.h"
 #include "optim/torch_optimizers.h"
 #include "zero/stage.h"
 
 namespace zerorun {
+
+StagePolicy policy_of(const Config& config) {
+  StagePolicy policy = policy_of(config.zero.stage);
+  if (config.pipeline.reduces_by_window) policy.reduce_every_backward = false;
+  return policy;
+}
+
 void check_one_optimizer(const Config& config, const InitializeOptions& options) {
   if (options.computes_only) return;
   if (options.optimizer) check_client_optimizer(*options.optimizer);
@@ -42,7 +50,8 @@ Mesh make_mesh(const Config& config, const InitializeOptions& options, std::shar
                       ": give the same sizes, or leave one of them out");
     }
   }
-  const std::optional<MeshSizes>& sizes = options.mesh ? options.mesh : config.mesh;
+  std::optional<MeshSizes> sizes = options.mesh ? options.mesh : config.mesh;
+  if (options.pipeline && !sizes) sizes = MeshSizes();  // a pipeline of one stage
   return sizes ? Mesh(std::move(world), *sizes) : Mesh(std::move(world));
 }
 
@@ -64,9 +73,11 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
                          const Mesh& mesh) {
   const Communicator& communicator = mesh.data();
   const MeshCoordinates& own = mesh.coordinates();
-  // What tensor ranks have whole, the first one counts. Nothing is split along pipeline yet.
+  // What tensor ranks have whole, the first one counts; what several pipeline stages have, the first of them.
   auto is_counted = [&](const NamedParameter& parameter) {
-    return own.pipeline == 0 && (own.tensor == 0 || parameter.share == Share::split);
+    const bool is_first =
+        parameter.tied ? parameter.tied->rank() == 0 : model.is_divided || own.pipeline == 0;
+    return is_first && (own.tensor == 0 || parameter.share == Share::split);
   };
   // All tensor ranks have the layout of the largest parts, and decide by the size of the whole parameter.
   auto numel_of = [](const NamedParameter& parameter) {
@@ -74,7 +85,7 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
     return parameter.split ? numel / parameter.split->whole * parameter.split->largest_part() : numel;
   };
   std::vector<LayoutParameter> parameters;
-  const StagePolicy policy = policy_of(config.zero.stage);
+  const StagePolicy policy = policy_of(config);
   int64_t total = 0;
   int64_t persistent = 0;
   auto add = [&](const NamedParameter& parameter, bool partitioned) {
@@ -82,7 +93,8 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
                           .group = parameter.group,
                           .partitioned = partitioned,
                           .counted = is_counted(parameter),
-                          .share = parameter.share});
+                          .share = parameter.share,
+                          .alone = parameter.tied != nullptr});
     total += numel_of(parameter);
   };
   for (const NamedParameter& parameter : model.trained) {
@@ -109,7 +121,8 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
 std::string describe_settings(const Config& config, const InitializeOptions& options) {
   // All settings that affect results. Settings that only affect what a rank logs may differ.
   const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, prescale,
-               managed, predivide, average, node_local, mesh, warnings, notes, python, resolved] = config;
+               managed, predivide, average, node_local, pipeline, mesh, warnings, notes, python, resolved] =
+      config;
   ZeroConfig same_everywhere = zero;  // without paths, buffers and aio: disks may differ
   same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device,
                                        .ratio = zero.offload_optimizer.ratio};
@@ -118,7 +131,8 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   same_everywhere.aio = {};
   std::ostringstream text;
   describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed,
-                          predivide, average, node_local, python, options.bucket_numel));
+                          predivide, average, node_local, pipeline, python, options.bucket_numel));
+  text << describe_pipeline(options);
   if (options.tensor_plan) {
     text << " tensor plan";
     for (const TensorPlanEntry& entry : *options.tensor_plan) {

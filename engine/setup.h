@@ -11,8 +11,12 @@
 #include "engine/model_parameters.h"
 #include "engine/options.h"
 #include "zero/layout.h"
+#include "zero/stage.h"
 
 namespace zerorun {
+
+/// What the run's ZeRO stage does, with the config's choice for pipelines.
+StagePolicy policy_of(const Config& config);
 
 /// Throws UserError unless exactly one of config and options has an optimizer, and this optimizer can work on
 /// shards.

@@ -27,9 +27,18 @@ class StepProgress {
   StepCounts& restored_counts() { return counts_; }
 
   /// Whether the next step() updates.
-  bool step_updates() const { return !managed_ || boundary_.value_or(counts_.micro + 1 >= micro_steps_); }
+  bool step_updates() const {
+    if (batch_) return counts_.micro + 1 >= *batch_;
+    return !managed_ || boundary_.value_or(counts_.micro + 1 >= micro_steps_);
+  }
   /// Whether the next backward is the last one before an optimizer step, as far as is known.
-  bool is_last_backward() const { return managed_ && step_updates() && !in_no_sync(); }
+  bool is_last_backward() const { return (managed_ || batch_) && step_updates() && !in_no_sync(); }
+  /// From now until end_window() an optimizer step has `micro_steps`, whatever the config and the program
+  /// say.
+  void begin_batch(int64_t micro_steps) { batch_ = micro_steps; }
+  bool in_batch() const { return batch_.has_value(); }
+  /// The next step() updates, however many backwards this rank has run.
+  void complete_batch() { counts_.micro = *batch_ - 1; }
   /// Whether the program has declared the next backward the last one before an optimizer step.
   bool is_declared_last() const { return boundary_.value_or(false) && !in_no_sync(); }
   void set_boundary(bool is_boundary) { boundary_ = is_boundary; }
@@ -39,7 +48,10 @@ class StepProgress {
   void close_no_sync() { --open_no_syncs_; }
 
   void end_micro_step() { ++counts_.micro; }
-  void end_window() { counts_.micro = 0; }
+  void end_window() {
+    counts_.micro = 0;
+    batch_.reset();
+  }
   void start_update() { is_updating_ = true; }
   void end_update() {
     is_updating_ = false;
@@ -53,6 +65,7 @@ class StepProgress {
   bool managed_;
   int64_t micro_steps_;
   StepCounts counts_;
+  std::optional<int64_t> batch_;  // micro-steps of the pipeline's window, in one
   std::optional<bool> boundary_;  // whether the next step() updates, if the program has said so
   int open_no_syncs_ = 0;
   bool is_updating_ = false;  // an update has begun and not ended

@@ -21,7 +21,7 @@ const GatherPlan::Step* GatherTrace::follow(std::span<const int> buckets) {
 }
 
 void GatherTrace::record(std::span<const int> buckets, std::string reason) {
-  if (uses_.size() == kMostUses) uses_.clear();
+  if (uses_.size() >= kMostUses && !ends_surely_) uses_.clear();
   uses_.push_back({{buckets.begin(), buckets.end()}, std::move(reason)});
 }
 

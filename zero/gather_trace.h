@@ -6,7 +6,8 @@
 // buckets count as one use. The trace is the list of uses of an earlier iteration. While an iteration matches
 // the trace, it follows the plan's steps. From the first difference on, the iteration gets no more steps. Its
 // uses, including those before the difference, are recorded and become the trace when it ends. A record is
-// cleared when it has 2^15 uses, so that it does not grow forever if nothing ends the iteration.
+// cleared when it has 2^15 uses, so that it does not grow forever if nothing ends the iteration; not in an
+// iteration whose end is certain, as in a window of a pipeline.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,8 @@ class GatherTrace {
   /// the iteration has differed from the trace; then the caller must call record().
   const GatherPlan::Step* follow(std::span<const int> buckets);
   void record(std::span<const int> buckets, std::string reason);
+  /// Whether records may have any length from now on.
+  void set_ends_surely(bool ends_surely) { ends_surely_ = ends_surely; }
   /// Whether a use of `buckets` may be the first use of the next iteration. This requires that the trace
   /// begins with the same buckets, and that the current iteration has two uses or more and is not in the
   /// middle of the trace.
@@ -52,6 +55,7 @@ class GatherTrace {
   GatherPlan plan_;
   bool planned_ = false;
   bool departed_ = false;
+  bool ends_surely_ = false;
   int64_t departures_ = 0;
 };
 

@@ -33,6 +33,7 @@ void GradientReducer::before_gathers() {
 
 void GradientReducer::gathered(std::span<const int> buckets) {
   if (!follows_uses_ || context() != Context::backward) return;
+  if (!options_.policy.reduce_every_backward && !reducing_) return;
   const c10::NoGradGuard no_grad;
   const std::lock_guard lock(hooks_);
   schedule_.note_use(buckets);

@@ -81,11 +81,19 @@ void Buckets::move_in(int bucket) {
 }
 
 void Buckets::fill(int parameter, at::Tensor place) {
-  if (!options_.tensor) {
-    make_given_values(parameter, std::move(place));
-  } else {
-    fill_for_tensor_ranks(parameter, std::move(place));
+  const NamedParameter& given = parameters_[parameter];
+  const Failure failure = failure_of([&] {
+    if (!options_.tensor) {
+      make_given_values(parameter, place);
+    } else {
+      fill_for_tensor_ranks(parameter, place);
+    }
+  });
+  if (given.tied) {
+    at::Tensor values = place.as_strided({place.numel()}, {1}, place.storage_offset());
+    given.tied->broadcast(values, 0, "initial values of " + given.name)->wait();
   }
+  failure.raise();
 }
 
 // All tensor ranks get the values of the first one, so that their own random generators do not matter.

@@ -29,14 +29,15 @@ Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, 
            "world size " + std::to_string(world_size) + ", alignment " + std::to_string(alignment));
   Layout layout;
   layout.locations.resize(parameters.size());
-  std::map<std::tuple<int, bool, bool, Share>, int>
+  std::map<std::tuple<int, bool, bool, Share, int>, int>
       open;  // the bucket being filled, by what its parameters share
 
   auto place = [&](int index) {
     const LayoutParameter& parameter = parameters[index];
     const int64_t numel = round_up(parameter.numel, alignment);
-    auto [entry, first] =
-        open.try_emplace({parameter.group, parameter.partitioned, parameter.counted, parameter.share}, 0);
+    const int lone = parameter.alone ? index : -1;
+    auto [entry, first] = open.try_emplace(
+        {parameter.group, parameter.partitioned, parameter.counted, parameter.share, lone}, 0);
     if (first || layout.buckets[entry->second].numel + numel > bucket_numel) {
       entry->second = static_cast<int>(layout.buckets.size());
       layout.buckets.push_back({.group = parameter.group,

@@ -38,6 +38,7 @@ struct LayoutParameter {
   bool partitioned = false;    // the same for all parameters of a bucket; see BucketLayout
   bool counted = true;         // likewise
   Share share = Share::whole;  // likewise
+  bool alone = false;          // in a bucket of its own, whose layout depends on no other parameter
 };
 
 struct ParameterLocation {

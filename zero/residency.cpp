@@ -271,6 +271,11 @@ void Residency::make_room(std::span<const int> buckets) {
   }
 }
 
+void Residency::set_ends_surely(bool ends_surely) {
+  std::lock_guard lock(mutex_);
+  training_trace_.set_ends_surely(ends_surely);
+}
+
 void Residency::finish_iteration() {
   std::lock_guard lock(mutex_);
   writes_.finish_queries();

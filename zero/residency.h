@@ -54,6 +54,8 @@ class Residency final : public OperatorListener {
   /// if no bucket is gathered around its uses and the next use does not share writes.
   bool allows_lone_reads() const;
 
+  /// Whether it is certain that finish_iteration() follows, however many uses of parameters come before it.
+  void set_ends_surely(bool ends_surely);
   /// Ends the iteration. Releases the partitioned buckets that no scope holds; each release copies the
   /// program's writes to the shard. Then waits for gathers of whole buckets that are still in progress.
   void finish_iteration();

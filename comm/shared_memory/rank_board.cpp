@@ -59,6 +59,7 @@ struct alignas(64) RankBoard::Rank {
   std::atomic<uint64_t> group;                // of `waiting`
   std::atomic<uint64_t> ends;                 // sender << 32 | receiver, if it is a message
   Word failed;
+  Word announced;
   Word threaded;
   char label[512];  // of `waiting`
   char reason[256];
@@ -134,6 +135,20 @@ void RankBoard::say_failed(std::string_view error) {
   if (own.failed.load() != 0) return;  // the first failure is the cause of later ones
   store_text(own.failure, error);
   own.failed.store(1);
+}
+
+void RankBoard::announce_failure(std::string_view error) {
+  if (announcer() >= 0) return;  // the first announcement is the cause of later ones
+  say_failed(error);
+  part(rank_).announced.store(1);
+  for (int rank = 0; rank < world_size_; ++rank) ring(rank);
+}
+
+int RankBoard::announcer() const {
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (part(rank).announced.load() != 0) return rank;
+  }
+  return -1;
 }
 
 bool RankBoard::has_failed(int rank) const {

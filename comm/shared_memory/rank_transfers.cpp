@@ -78,6 +78,8 @@ std::string RankTransfers::wait(const RankWait& wait, const Deadline& deadline) 
     if (std::string error = wait.error(); !error.empty()) return error;
     const auto now = Deadline::Clock::now();
     if (now >= look || now >= deadline.end()) {
+      if (const int rank = board().announcer(); rank >= 0)
+        return "rank " + std::to_string(rank) + " cannot go on: " + board().failure(rank);
       if (std::string error = wait.error_of_others(); !error.empty()) return error;
       if (std::string error = disagreement_of_messages(); !error.empty()) return error;
       std::string found = wait.suspicion();

@@ -105,6 +105,10 @@ class SharedMemoryCommunicator : public Communicator {
   void give_back_pages(const at::Tensor& part) override { host().blocks->give_back_pages(part); }
   bool shares_memory() const override { return true; }
 
+  void announce_failure(const std::string& error) noexcept override {
+    use_->rank->board().announce_failure(error);
+  }
+
   std::unique_ptr<Notices> open_notices() override { return make_notices(store_, boards_++); }
   int64_t scratch_bytes() const override { return use_->rank->scratch().bytes(); }
 

@@ -7,19 +7,29 @@ static constexpr KeyFact parallel_rows[] = {
     section("zerorun", "settings that DeepSpeed does not have"),
     section("zerorun.mesh",
             "the ranks as a grid: gradients are averaged and states are sliced among data ranks only; tensor "
-            "ranks split layers as the program's plan says; nothing is split among pipeline ranks yet, so "
-            "each trains a model of its own (for tests)"),
+            "ranks split layers as the program's plan says; pipeline ranks divide the program's list of "
+            "layers"),
     integer(".data", "", "number of data ranks; default: the ranks that the other sizes leave").least(1),
     integer(".tensor", "1", "number of tensor ranks").least(1),
     integer(".pipeline", "1", "number of pipeline ranks").least(1),
-    section("pipeline", "settings of pipeline parallelism; the section has no on/off switch")
-        .no_effect("layers are not divided among ranks"),
-    integer(".stages", "", "number of pipeline stages").least(1).filled_by(fallback),
-    text(".partition", "\"best\"", "how layers are partitioned"),
-    boolean(".seed_layers", "false", "set the random seed before each layer is created"),
-    integer(".activation_checkpoint_interval", "0", "number of layers between two activation checkpoints"),
-    boolean(".pipe_partitioned", "true", "partition the activations that are sent between stages"),
-    boolean(".grad_partitioned", "true", "partition the gradients that are sent between stages"),
+    section("pipeline", "pipeline parallelism, for programs that give a list of layers"),
+    integer(".stages", "", "number of pipeline stages, as zerorun.mesh.pipeline")
+        .least(1)
+        .filled_by(fallback),
+    choice(".partition", "\"best\"", "best parameters uniform",
+           "how layers are divided among stages if the program does not say it: into equal bytes of "
+           "parameters (best, parameters) or into equal numbers of layers"),
+    choice(".reduce", "\"micro_batch\"", "micro_batch window",
+           "when stages 2 and 3 reduce gradients: after each micro-batch, or at the end of the window with "
+           "whole gradients in memory, as stage 1 does"),
+    boolean(".seed_layers", "false", "set the random seed before each layer is created")
+        .no_effect("initial values do not depend on how layers are divided"),
+    integer(".activation_checkpoint_interval", "0", "number of layers between two activation checkpoints")
+        .no_effect("the program's layers recompute what they want to"),
+    boolean(".pipe_partitioned", "true", "partition the activations that are sent between stages")
+        .no_effect("each tensor rank sends its own"),
+    boolean(".grad_partitioned", "true", "partition the gradients that are sent between stages")
+        .no_effect("each tensor rank sends its own"),
     object("hybrid_engine", "inference during training")
         .switched_by("enabled")
         .refused("inference runs on the training engine itself, in eval mode"),

@@ -137,7 +137,7 @@ std::optional<MeshSizes> saved_mesh(const EngineState& state) {
 
 std::map<std::string, checkpoint::SavedParameter> saved_parameters(const EngineState& state) {
   std::map<std::string, checkpoint::SavedParameter> saved;
-  for (const auto& [name, tensor, group, share, split] : state.buckets.parameters()) {
+  for (const auto& [name, tensor, group, share, split, tied] : state.buckets.parameters()) {
     checkpoint::SavedParameter& parameter = saved[name] = {.shape = tensor.sizes().vec(),
                                                            .strides = tensor.strides().vec(),
                                                            .trained = group != kFrozen,

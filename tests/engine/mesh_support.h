@@ -45,6 +45,7 @@ inline Engine make_engine_in(torch::nn::Module& model, const std::string& config
   options.communicator = std::move(communicator);
   options.mesh = mesh;
   options.tensor_plan = TensorPlan();
+  options.pipeline = Pipeline();
   options.bucket_numel = 40;
   return initialize(model, parse_config(config, "test config", {.world_size = ranks, .mesh = mesh}), options);
 }

@@ -122,13 +122,26 @@ at::Tensor DecoderImpl::mlp(const std::string& layer, const at::Tensor& x) {
 }
 
 at::Tensor DecoderImpl::loss(const at::Tensor& tokens) {
-  at::Tensor x = at::embedding(named_parameters()["embedding.weight"], tokens);
-  for (int64_t number = 0; number < options.layers; ++number) {
-    const std::string layer = "layers." + std::to_string(number) + ".";
-    x = x + attention(layer, norm(layer + "norm", x));
-    x = x + mlp(layer, norm(layer + "mlp_norm", x));
-  }
-  const at::Tensor logits = linear(options.tied ? "embedding" : "head", norm("last_norm", x)).slice(1, 0, -1);
+  at::Tensor x = embed(tokens);
+  for (int64_t number = 0; number < options.layers; ++number) x = layer(number, x);
+  return loss_of(logits(x), tokens);
+}
+
+at::Tensor DecoderImpl::embed(const at::Tensor& tokens) {
+  return at::embedding(named_parameters()["embedding.weight"], tokens);
+}
+
+at::Tensor DecoderImpl::layer(int64_t number, at::Tensor x) {
+  const std::string name = "layers." + std::to_string(number) + ".";
+  x = x + attention(name, norm(name + "norm", x));
+  return x + mlp(name, norm(name + "mlp_norm", x));
+}
+
+at::Tensor DecoderImpl::logits(const at::Tensor& x) {
+  return linear(options.tied ? "embedding" : "head", norm("last_norm", x)).slice(1, 0, -1);
+}
+
+at::Tensor DecoderImpl::loss_of(const at::Tensor& logits, const at::Tensor& tokens) const {
   return F::cross_entropy(logits.to(at::kFloat).reshape({-1, options.vocab}),
                           tokens.slice(1, 1).reshape({-1}));
 }

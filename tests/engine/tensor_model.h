@@ -1,5 +1,5 @@
-// A decoder for the tests of tensor parallelism, written as its users write one: sizes of results are taken
-// from the results (-1), and nothing in it knows of ranks.
+// A decoder for the tests of tensor parallelism and pipelines, written as its users write one: sizes of
+// results are taken from the results (-1), and nothing in it knows of ranks.
 #pragma once
 
 #include <torch/torch.h>
@@ -31,6 +31,12 @@ struct DecoderImpl : torch::nn::Module {
   explicit DecoderImpl(const DecoderOptions& options);
   /// The mean cross entropy of predicting each token from those before it. tokens: (B, T) int64.
   at::Tensor loss(const at::Tensor& tokens);
+
+  // The parts of loss().
+  at::Tensor embed(const at::Tensor& tokens);
+  at::Tensor layer(int64_t number, at::Tensor x);
+  at::Tensor logits(const at::Tensor& x);
+  at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& tokens) const;
 
   DecoderOptions options;
 

@@ -1,0 +1,152 @@
+// Training with a model that is divided among pipeline stages: a window of micro-batches is one call.
+#include <ATen/TensorOperators.h>
+#include <c10/core/GradMode.h>
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "device/dtypes.h"
+#include "engine/engine_state.h"
+#include "engine/pipeline_division.h"
+#include "engine/tensor_checks.h"
+
+namespace zerorun {
+namespace {
+
+std::string mebibytes(double bytes) {
+  return std::to_string(static_cast<int64_t>(bytes / (1 << 20) + 0.5)) + " MiB";
+}
+
+// What the config's pipeline.reduce costs and saves on this stage.
+std::string describe_reduction(const EngineState& state) {
+  double elements = 0;
+  for (int bucket = 0; bucket < state.buckets.trained_count(); ++bucket)
+    elements += static_cast<double>(state.store.layout(bucket).numel);
+  const double ranks = state.mesh.data().world_size();
+  const auto micro_batches = static_cast<double>(state.config.batch.gradient_accumulation_steps);
+  const double kept = elements * static_cast<double>(size_of(state.reducer.gradient_dtype()));
+  const double sent =
+      elements * (ranks - 1) / ranks * static_cast<double>(size_of(state.config.precision.communication));
+  const bool by_window = state.config.pipeline.reduces_by_window;
+  return std::string("gradients are reduced ") +
+         (by_window ? "at the end of a window" : "after each micro-batch") +
+         " (pipeline.reduce): " + mebibytes(by_window ? kept : kept / ranks) +
+         " of gradients on a rank of this stage, " + mebibytes(by_window ? sent : sent * micro_batches) +
+         " sent in a window; \"" + (by_window ? "micro_batch" : "window") + "\" would keep " +
+         mebibytes(by_window ? kept / ranks : kept) + " and send " +
+         mebibytes(by_window ? sent * micro_batches : sent);
+}
+
+}  // namespace
+
+void EngineState::start_pipeline(DividedModel divided, const InitializeOptions& options) {
+  if (mesh.coordinates().data == 0 && mesh.coordinates().tensor == 0) {
+    const std::string& first = divided.layers.front().name;
+    log_info("pipeline stage " + std::to_string(mesh.coordinates().pipeline) + " of " +
+             std::to_string(mesh.sizes().pipeline) + ": " + std::to_string(divided.layers.size()) +
+             " layers, " + first + " to " + divided.layers.back().name);
+    const bool chooses = policy_of(config.zero.stage).reduce_every_backward && mesh.world().rank() == 0;
+    if (chooses && config.batch.gradient_accumulation_steps > 1 && mesh.data().world_size() > 1)
+      log_info(describe_reduction(*this));
+  }
+  stage = std::make_unique<PipelineStage>(std::move(divided.layers), std::move(divided.behind),
+                                          options.pipeline->loss, mesh.along(MeshAxis::pipeline));
+}
+
+void EngineState::check_not_divided(const std::string& call) const {
+  if (!stage || mesh.sizes().pipeline == 1) return;
+  throw UserError(call +
+                  "() with a model that is divided among pipeline stages: call engine.train_batch(), which "
+                  "runs all forwards and backwards of an optimizer step");
+}
+
+void EngineState::check_before_batch(const std::string& call, size_t micro_batches) const {
+  if (!pipeline_failure.empty()) {
+    throw UserError(call +
+                    "() after a window that failed, whose gradients are incomplete on other ranks: "
+                    "end the run (" +
+                    pipeline_failure + ")");
+  }
+  if (!stage) {
+    throw UserError(call +
+                    "() of an engine without a list of layers: set InitializeOptions::pipeline (Python: "
+                    "PipelineModule), or call engine.backward() and engine.step()");
+  }
+  if (micro_batches == 0)
+    throw UserError(call + "() without micro-batches: give gradient_accumulation_steps of them");
+  if (progress.in_no_sync())
+    throw UserError(call + "() inside a no_sync() scope, which it cannot follow: end the scope first");
+  if (held.backwards() > 0 || progress.counts().micro > 0)
+    throw UserError(call + "() between backward() and step(): call it after step()");
+}
+
+// Runs a part of a window that other ranks take part in: this rank cannot go on if it throws.
+template <typename Action>
+auto EngineState::run_window(const std::string& call, const Action& action) try {
+  return action();
+} catch (const std::exception& error) {
+  pipeline_failure = error.what();
+  mesh.world().announce_failure(call + "() failed: " + error.what());
+  throw;
+}
+
+// All ranks get the mean of the last stage's losses.
+at::Tensor EngineState::mean_loss(const at::Tensor& own) {
+  const bool counts = stage->is_last() && mesh.coordinates().tensor == 0;
+  at::Tensor loss = (counts ? own / mesh.data().world_size() : own * 0).reshape({1});
+  mesh.world().all_reduce(loss, "the loss of a window")->wait();
+  return loss.reshape({});
+}
+
+at::Tensor EngineState::train_batch(std::span<const MicroBatch> batches) {
+  const std::string call = "engine.train_batch";
+  check_outside_backward(call);
+  check_has_parameters(call);
+  held.follow_failed_backward(call);
+  held.follow_marks(call);
+  check_before_batch(call, batches.size());
+  if (!c10::GradMode::is_enabled())
+    throw UserError(call + "() with autograd off (torch::NoGradGuard; Python: torch.no_grad())");
+  finish_open_step();
+  follow_schedule();
+  check_before_backward(call);
+  if (!model.is_training()) model.set_training(true);
+
+  const auto count = static_cast<int64_t>(batches.size());
+  const at::Tensor loss = run_window(call, [&] {
+    progress.begin_batch(count);
+    if (residency) residency->set_ends_surely(true);
+    const at::Tensor own = stage->train(batches, [&](const Tensors& roots, const Tensors& gradients) {
+      if (held.backwards() > 0) {
+        held.end_micro_step();
+        progress.end_micro_step();
+      }
+      if (!gradients.empty()) return run_backward(roots, gradients);
+      check_losses(*this, roots.front());
+      run_backward(roots, {seed_of(roots.front(), count)});
+    });
+    if (residency) residency->set_ends_surely(false);
+    progress.complete_batch();
+    return mean_loss(own);
+  });
+  run_window(call, [&] { step(); });
+  return loss;
+}
+
+at::Tensor EngineState::eval_batch(std::span<const MicroBatch> batches) {
+  const std::string call = "engine.eval_batch";
+  check_outside_backward(call);
+  check_has_parameters(call);
+  check_before_batch(call, batches.size());
+  const bool was_training = model.is_training();
+  if (was_training) model.set_training(false);
+  at::Tensor loss = run_window(call, [&] { return mean_loss(stage->evaluate(batches)); });
+  if (was_training) model.set_training(true);
+  return loss;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,111 @@
+// initialize(): checks a program's config, options and model, and makes its engine.
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "base/error.h"
+#include "base/heap.h"
+#include "base/log.h"
+#include "base/process.h"
+#include "comm/connect/rendezvous.h"
+#include "engine/engine.h"
+#include "engine/engine_state.h"
+#include "engine/hidden_size.h"
+#include "engine/pipeline_division.h"
+#include "engine/resolved_config.h"
+#include "engine/schedules.h"
+#include "engine/setup.h"
+#include "engine/state_placement.h"
+#include "engine/tensor_shares.h"
+#include "zero/interception.h"
+
+namespace zerorun {
+
+namespace {
+
+void log_precision(const PrecisionConfig& precision) {
+  if (precision.training == Dtype::fp32) {
+    if (precision.communication == Dtype::fp32) return;
+    log_info(std::string("training in fp32; gradients travel in ") + name_of(precision.communication) +
+             " (communication_data_type)");
+    return;
+  }
+  log_info(std::string("training in ") + name_of(precision.training) +
+           " with fp32 master weights that start from the " +
+           (precision.master_from_fp32 ? "parameters as given" : "rounded parameters") +
+           "; gradients travel in " + name_of(precision.communication) + " and are accumulated in " +
+           name_of(precision.accumulation) + " (data_types.grad_accum_dtype)");
+}
+
+// DeepSpeed reads "Adam" as AdamW; elsewhere "Adam" means Adam with L2. So the log says which one is used.
+void log_adam(const Config& config) {
+  const AdamConfig* adam = config.optimizer ? std::get_if<AdamConfig>(&*config.optimizer) : nullptr;
+  if (!adam || !adam->silently_decoupled) return;
+  log_info("optimizer \"Adam\" decouples weight decay as AdamW does; with \"adam_w_mode\": false it is L2");
+}
+
+// An engine that only computes has an optimizer without parameters.
+Config without_optimizer(Config config) {
+  config.optimizer = SgdConfig();
+  config.scheduler.reset();
+  return config;
+}
+
+}  // namespace
+
+Engine initialize(Model model, const Config& given, InitializeOptions options) {
+  const Config config = options.computes_only ? without_optimizer(given) : given;
+  if (is_recording()) {
+    throw UserError("initialize() inside a DeferredInit scope: end the scope once the model is built");
+  }
+  check_one_optimizer(config, options);
+  check_schedules(config, options);
+  check_offload_options(config, options);
+  Mesh mesh = make_mesh(config, options, options.communicator ? options.communicator : connect());
+  check_data_size(config, mesh);
+  std::optional<DividedModel> divided = divide_model(model, config, options, mesh);
+  ModelParameters parameters = collect_parameters(divided ? divided->model : model, config, options);
+  check_trains(model, options);
+  if (divided) mark_tied(parameters, *divided, config, mesh);
+  parameters.has_tensor_plan = has_tensor_plan(options, mesh);
+  check_ranks_agree(parameters, describe_settings(config, options), mesh);
+  split_parameters(parameters, model, config, options, mesh);
+  write_resolved_config(config, options.output_folder, mesh.world());
+  if (mesh.world().rank() == 0) {
+    for (const std::string& warning : config.warnings) log_warning(warning);
+    if (options.log_config) {
+      for (const std::string& note : config.notes) log_info(note);
+    }
+    log_adam(config);
+    log_precision(config.precision);
+  }
+  auto state =
+      kept_by_forks(std::make_shared<EngineState>(divided ? std::move(divided->model) : std::move(model),
+                                                  config, std::move(mesh), std::move(parameters), options));
+  if (divided) state->start_pipeline(std::move(*divided), options);
+  log_offload(config, state->store, state->mesh.world());
+  return_freed_memory();  // memory that parameters had before they moved into buckets
+  return Engine(std::move(state));
+}
+
+Engine initialize(Model model, const std::filesystem::path& ds_config, InitializeOptions options) {
+  if (!options.communicator) options.communicator = connect();
+  const Config config = load_config(
+      ds_config, {.world_size = options.communicator->world_size(),
+                  .mesh = options.mesh,
+                  .arguments = options.arguments,
+                  .hidden_size = options.hidden_size ? options.hidden_size : hidden_size_of(model)});
+  return initialize(std::move(model), config, std::move(options));
+}
+
+Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options) {
+  return initialize(model_of(model), config, std::move(options));
+}
+
+Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
+                  InitializeOptions options) {
+  return initialize(model_of(model), ds_config, std::move(options));
+}
+
+}  // namespace zerorun

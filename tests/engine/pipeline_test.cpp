@@ -1,0 +1,62 @@
+// Tests that models whose layers are divided among pipeline stages train like the whole model in one plain
+// process.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/engine/pipeline_support.h"
+#include "tests/support/expectations.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/settings.h"
+
+namespace zerorun::testing {
+namespace {
+
+double largest_difference(const std::vector<double>& found, const std::vector<double>& expected) {
+  double largest = 0;
+  for (size_t index = 0; index < expected.size(); ++index)
+    largest = std::max(largest, std::abs(found[index] - expected[index]) / std::abs(expected[index]));
+  return largest;
+}
+
+void expect_like(const TrainedDecoder& found, const TrainedDecoder& expected) {
+  const double losses = largest_difference(found.losses, expected.losses);
+  const double norms = largest_difference(found.norms, expected.norms);
+  expect(found.losses.size() == expected.losses.size(), "as many steps");
+  expect(losses < 1e-6, "losses differ by " + std::to_string(1e6 * losses) + "e-6");
+  expect(norms < 1e-5, "norms differ by " + std::to_string(1e6 * norms) + "e-6");
+  expect(!found.parameters.empty(), "the stage has parameters");
+  for (const auto& [name, own] : found.parameters) {
+    const double off = (own - expected.parameters.at(name)).abs().max().item<double>();
+    expect(off < 2e-6, name + " differs by " + std::to_string(off));
+  }
+}
+
+const std::vector<MeshSizes> kMeshesOf8 = {{1, 1, 8}, {2, 1, 4}, {1, 2, 4}, {4, 1, 2}, {2, 2, 2},
+                                           {1, 4, 2}, {8, 1, 1}, {4, 2, 1}, {2, 4, 1}, {1, 8, 1}};
+const DecoderOptions kDeep = {.tied = true, .layers = 8};
+
+}  // namespace
+
+TEST_CASE("A divided model trains like the whole one in a plain process") {
+  std::map<int, TrainedDecoder> plain;  // by data size
+  const auto meshes = static_cast<int>(tries_all() ? kMeshesOf8.size() : 6);
+  for (const auto [shape, stage] : settings(meshes, 4)) {
+    const MeshSizes& mesh = kMeshesOf8[shape];
+    CAPTURE(describe(mesh), stage);
+    TrainedDecoder& expected = plain[mesh.data];
+    if (expected.losses.empty()) expected = train_plain(kDeep, kSgd, mesh.data, 8, 3);
+    CHECK(*std::ranges::max_element(expected.norms) > kClip);
+    CHECK_NOTHROW(run_ranks(8, [&, stage = stage](std::shared_ptr<Communicator> communicator) {
+      Decoder model(kDeep);
+      Engine engine = divided_engine(model, decoder_config(stage, kSgd, 8), mesh, std::move(communicator));
+      expect_like(train_divided(engine, model, 3), expected);
+    }));
+  }
+}
+
+}  // namespace zerorun::testing
