@@ -80,6 +80,13 @@ struct EngineState {
   void check_in_place() const;
   /// Throws UserError if the model is divided among pipeline stages.
   void check_not_divided(const std::string& call) const;
+  /// Throws UserError if several pipeline stages have the parameter. `call`: what would change only this
+  /// stage's.
+  void check_not_tied(int parameter, const std::string& call) const;
+  /// For the end of a message about a tensor that is none of this engine's parameters.
+  std::string why_unknown() const;
+  /// Throws UserError once a window of the pipeline has failed.
+  void check_windows_work(const std::string& call) const;
   /// Throws UserError if no window of a pipeline may begin now.
   void check_before_batch(const std::string& call, size_t micro_batches) const;
   /// The gradient that seeds a backward from `loss`, one of the `micro_steps` of an optimizer step.
@@ -88,7 +95,7 @@ struct EngineState {
   void run_backward(const Tensors& roots, const Tensors& gradients, bool retain_graph = false,
                     bool create_graph = false);
   /// From now on this rank trains by train_batch(). A collective of the pipeline ranks.
-  void start_pipeline(DividedModel divided, const InitializeOptions& options);
+  void start_pipeline(DividedModel divided, WholeModel whole, const InitializeOptions& options);
   /// Engine::train_batch() and Engine::eval_batch().
   at::Tensor train_batch(std::span<const MicroBatch> batches);
   at::Tensor eval_batch(std::span<const MicroBatch> batches);
@@ -152,6 +159,7 @@ struct EngineState {
   std::unique_ptr<Residency> residency;     // null if buckets are not marked
   std::shared_ptr<TensorRule> tensor_rule;  // null if no parameter is split among tensor ranks
   std::unique_ptr<PipelineStage> stage;     // null if the program gives no list of layers
+  WholeModel whole;                         // empty unless the model is divided among pipeline stages
   GradientReducer reducer;
   std::unique_ptr<HostUpdate> host_update;  // null unless the host updates a GPU's parameters
   StatesOnHost states_on_host;

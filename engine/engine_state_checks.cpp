@@ -74,14 +74,17 @@ void EngineState::check_states_are_here(const std::string& call) const {
 void EngineState::check_between_steps(const std::string& call) {
   check_outside_backward(call);
   check_has_parameters(call);
+  check_windows_work(call);
   held.follow_failed_backward(call);
   held.follow_marks(call);
   check_no_step_is_open(call);
 }
 
 void EngineState::check_knows_parts(const std::string& call) const {
-  const bool by_plan = mesh.sizes().pipeline == 1 && (tensor_rule || mesh.sizes().tensor == 1);
-  if (!mesh.has_groups() || by_plan) return;
+  const bool splits = mesh.sizes().tensor > 1;
+  const bool is_known =
+      stage ? !splits || has_tensor_plan : mesh.sizes().pipeline == 1 && splits && tensor_rule;
+  if (!mesh.has_groups() || is_known) return;
   throw UserError(call + "() on a mesh of " + describe(mesh.sizes()) +
                   ": checkpoints and models of several data groups can be saved and loaded only if a tensor "
                   "plan says what tensor ranks have of each parameter (InitializeOptions::tensor_plan), and "

@@ -1,5 +1,6 @@
 // Training with a model that is divided among pipeline stages: a window of micro-batches is one call.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
 #include <cstdint>
@@ -43,7 +44,9 @@ std::string describe_reduction(const EngineState& state) {
 
 }  // namespace
 
-void EngineState::start_pipeline(DividedModel divided, const InitializeOptions& options) {
+void EngineState::start_pipeline(DividedModel divided, WholeModel whole_model,
+                                 const InitializeOptions& options) {
+  whole = std::move(whole_model);
   if (mesh.coordinates().data == 0 && mesh.coordinates().tensor == 0) {
     const std::string& first = divided.layers.front().name;
     log_info("pipeline stage " + std::to_string(mesh.coordinates().pipeline) + " of " +
@@ -64,13 +67,30 @@ void EngineState::check_not_divided(const std::string& call) const {
                   "runs all forwards and backwards of an optimizer step");
 }
 
+void EngineState::check_not_tied(int parameter, const std::string& call) const {
+  const NamedParameter& given = buckets.parameters()[parameter];
+  if (!given.tied) return;
+  throw UserError(call + " would change parameter " + given.name +
+                  " on this pipeline stage only, and other stages have it too: change it before "
+                  "initialize(), or in a checkpoint");
+}
+
+std::string EngineState::why_unknown() const {
+  return stage && mesh.sizes().pipeline > 1
+             ? "; if it is one, it is of another pipeline stage, whose ranks have it"
+             : "";
+}
+
+void EngineState::check_windows_work(const std::string& call) const {
+  if (pipeline_failure.empty()) return;
+  throw UserError(
+      call +
+      "() after a window of the pipeline that failed, in which other ranks stopped elsewhere: end "
+      "the run (" +
+      pipeline_failure + ")");
+}
+
 void EngineState::check_before_batch(const std::string& call, size_t micro_batches) const {
-  if (!pipeline_failure.empty()) {
-    throw UserError(call +
-                    "() after a window that failed, whose gradients are incomplete on other ranks: "
-                    "end the run (" +
-                    pipeline_failure + ")");
-  }
   if (!stage) {
     throw UserError(call +
                     "() of an engine without a list of layers: set InitializeOptions::pipeline (Python: "
@@ -97,7 +117,7 @@ auto EngineState::run_window(const std::string& call, const Action& action) try 
 // All ranks get the mean of the last stage's losses.
 at::Tensor EngineState::mean_loss(const at::Tensor& own) {
   const bool counts = stage->is_last() && mesh.coordinates().tensor == 0;
-  at::Tensor loss = (counts ? own / mesh.data().world_size() : own * 0).reshape({1});
+  at::Tensor loss = (counts ? own / mesh.data().world_size() : at::zeros_like(own)).reshape({1});
   mesh.world().all_reduce(loss, "the loss of a window")->wait();
   return loss.reshape({});
 }
@@ -106,6 +126,7 @@ at::Tensor EngineState::train_batch(std::span<const MicroBatch> batches) {
   const std::string call = "engine.train_batch";
   check_outside_backward(call);
   check_has_parameters(call);
+  check_windows_work(call);
   held.follow_failed_backward(call);
   held.follow_marks(call);
   check_before_batch(call, batches.size());
@@ -141,6 +162,7 @@ at::Tensor EngineState::eval_batch(std::span<const MicroBatch> batches) {
   const std::string call = "engine.eval_batch";
   check_outside_backward(call);
   check_has_parameters(call);
+  check_windows_work(call);
   check_before_batch(call, batches.size());
   const bool was_training = model.is_training();
   if (was_training) model.set_training(false);

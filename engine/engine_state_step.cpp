@@ -74,7 +74,7 @@ void EngineState::measure() {
   }
   StepTimer::Scope scope(timer, Phase::norm);
   sum_over_groups();
-  if (tensor_rule && !gradients_compared) gradients_compared = check_whole_gradients(*this);
+  if (has_tensor_plan && !gradients_compared) gradients_compared = check_whole_gradients(*this);
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     outcome.add(bucket, store.at(bucket, kGradient).own);
   }

@@ -16,16 +16,17 @@ namespace zerorun {
 namespace {
 
 // The index of `tensor` among the parameters in buckets; -1 for a parameter of the model outside of buckets.
-int find_parameter(const Buckets& buckets, const Model& model, const at::Tensor& tensor, size_t position) {
-  const auto& parameters = buckets.parameters();
+int find_parameter(const EngineState& state, const at::Tensor& tensor, size_t position) {
+  const auto& parameters = state.buckets.parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
     if (parameters[index].tensor.is_same(tensor)) return static_cast<int>(index);
   }
-  for (const auto& [name, parameter] : model.parameters) {
+  for (const auto& [name, parameter] : state.model.parameters) {
     if (parameter.is_same(tensor)) return -1;
   }
   throw UserError("GatheredParameters: tensor " + std::to_string(position) +
-                  " is not a parameter of the engine's model: pass the model's own parameters, not copies");
+                  " is not a parameter of the engine's model: pass the model's own parameters, not copies" +
+                  state.why_unknown());
 }
 
 // Whether memory of the two tensors' storages overlaps. A tensor may have the memory of a parameter by other
@@ -49,13 +50,17 @@ GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& paramete
                          std::optional<int> modifier_rank)
     : state_(engine.state_), modifier_rank_(modifier_rank) {
   state_->check_has_parameters("GatheredParameters");
+  if (modifier_rank && state_->has_tensor_plan)
+    state_->check_not_divided("GatheredParameters with a modifier rank and a tensor plan");
   const int ranks = sharing().world_size();
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= ranks)) {
     throw UserError("GatheredParameters: modifier rank " + std::to_string(*modifier_rank) +
                     " is not one of the " + std::to_string(ranks) + " ranks");
   }
   for (size_t position = 0; position < parameters.size(); ++position) {
-    const int index = find_parameter(state_->buckets, state_->model, parameters[position], position);
+    const int index = find_parameter(*state_, parameters[position], position);
+    if (index >= 0 && modifier_rank)
+      state_->check_not_tied(index, "a GatheredParameters scope with a modifier rank");
     if (index >= 0 && std::ranges::find(bucketed_, index) != bucketed_.end()) continue;
     if (index < 0) {
       whole_.push_back(parameters[position]);

@@ -14,6 +14,7 @@
 #include "engine/hidden_size.h"
 #include "engine/pipeline_division.h"
 #include "engine/resolved_config.h"
+#include "engine/saving/checkpoint_contents.h"
 #include "engine/schedules.h"
 #include "engine/setup.h"
 #include "engine/state_placement.h"
@@ -65,9 +66,8 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   Mesh mesh = make_mesh(config, options, options.communicator ? options.communicator : connect());
   check_data_size(config, mesh);
   std::optional<DividedModel> divided = divide_model(model, config, options, mesh);
-  ModelParameters parameters = collect_parameters(divided ? divided->model : model, config, options);
-  check_trains(model, options);
-  if (divided) mark_tied(parameters, *divided, config, mesh);
+  ModelParameters parameters = collect_parameters(model, config, options);
+  parameters.is_divided = divided.has_value();
   parameters.has_tensor_plan = has_tensor_plan(options, mesh);
   check_ranks_agree(parameters, describe_settings(config, options), mesh);
   split_parameters(parameters, model, config, options, mesh);
@@ -80,10 +80,14 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
     log_adam(config);
     log_precision(config.precision);
   }
-  auto state =
-      kept_by_forks(std::make_shared<EngineState>(divided ? std::move(divided->model) : std::move(model),
-                                                  config, std::move(mesh), std::move(parameters), options));
-  if (divided) state->start_pipeline(std::move(*divided), options);
+  WholeModel whole;
+  if (divided) {
+    whole = whole_model(parameters, model);
+    whole.earlier = keep_stage(model, parameters, *divided, config, mesh);
+  }
+  auto state = kept_by_forks(std::make_shared<EngineState>(std::move(model), config, std::move(mesh),
+                                                           std::move(parameters), options));
+  if (divided) state->start_pipeline(std::move(*divided), std::move(whole), options);
   log_offload(config, state->store, state->mesh.world());
   return_freed_memory();  // memory that parameters had before they moved into buckets
   return Engine(std::move(state));

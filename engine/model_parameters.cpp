@@ -206,21 +206,6 @@ int own_group(int given, const std::string& name, const at::Tensor& tensor, cons
 
 }  // namespace
 
-void check_trains(const Model& model, const InitializeOptions& options) {
-  const GroupOf groups = read_groups(options);
-  std::unordered_set<c10::TensorImpl*> found;
-  bool trains = options.computes_only;
-  for (const auto& [name, tensor] : model.parameters) {
-    if (groups.contains(tensor.unsafeGetTensorImpl())) found.insert(tensor.unsafeGetTensorImpl());
-    trains = trains || tensor.requires_grad();
-  }
-  if (found.size() != groups.size()) {
-    throw UserError("the parameter groups hold " + std::to_string(groups.size() - found.size()) +
-                    " parameter(s) that the model does not: pass the model's own parameters()");
-  }
-  if (!trains) throw UserError("the model has no parameter that requires grad: nothing to train");
-}
-
 ModelParameters collect_parameters(const Model& model, const Config& config,
                                    const InitializeOptions& options) {
   if (c10::InferenceMode::is_enabled()) {
@@ -229,6 +214,7 @@ ModelParameters collect_parameters(const Model& model, const Config& config,
         "c10::InferenceMode (Python: torch.inference_mode())");
   }
   const GroupOf groups = read_groups(options);
+  size_t found_in_groups = 0;
   ModelParameters result;
 
   std::unordered_set<c10::TensorImpl*> seen;
@@ -236,6 +222,7 @@ ModelParameters collect_parameters(const Model& model, const Config& config,
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     check_usable(name, tensor);
     const auto group = groups.find(tensor.unsafeGetTensorImpl());
+    if (group != groups.end()) ++found_in_groups;
     if (!tensor.requires_grad() || options.computes_only) {
       if (policy_of(config.zero.stage).partition_parameters && can_be_partitioned(tensor, config)) {
         result.frozen.push_back({name, tensor, kFrozen});
@@ -254,6 +241,12 @@ ModelParameters collect_parameters(const Model& model, const Config& config,
     const int given = has_groups(options) ? group->second : 0;
     result.trained.push_back({name, tensor, own_group(given, name, tensor, config)});
   }
+  if (found_in_groups != groups.size()) {
+    throw UserError("the parameter groups hold " + std::to_string(groups.size() - found_in_groups) +
+                    " parameter(s) that the model does not: pass the model's own parameters()");
+  }
+  if (result.trained.empty() && !options.computes_only)
+    throw UserError("the model has no parameter that requires grad: nothing to train");
   for (const auto& [name, tensor] : model.buffers)
     result.unbucketed.push_back({.name = name, .tensor = tensor, .is_buffer = true});
   for (const auto& [name, tensor] : model.unsaved_buffers)
@@ -336,6 +329,7 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
     MeshCoordinates coordinates = coordinates_of(rank, mesh.sizes());
     coordinates.data = 0;
     if (model.has_tensor_plan) coordinates.tensor = 0;
+    if (model.is_divided) coordinates.pipeline = 0;
     return rank_at(coordinates, mesh.sizes());
   };
   check_descriptions(describe_model(model), first_in_group, mesh.world());

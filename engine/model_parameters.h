@@ -2,11 +2,14 @@
 // other tensors all ranks share.
 #pragma once
 
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "base/dtype.h"
+#include "checkpoint/saved_parameter.h"
 #include "comm/mesh.h"
 #include "engine/model.h"
 #include "engine/options.h"
@@ -27,7 +30,14 @@ struct ModelParameters {
   std::vector<NamedTensor> unbucketed;  // buffers and frozen parameters that stay whole
   std::vector<NamedTensor> unsaved;     // buffers that no checkpoint has
   bool has_tensor_plan = false;         // tensor ranks share the model; see split_parameters()
-  bool is_divided = false;              // among pipeline stages: these are one stage's
+  bool is_divided = false;              // pipeline stages share the model; see keep_stage()
+};
+
+/// What a rank must know of a model of which it has only a pipeline stage.
+struct WholeModel {
+  std::map<std::string, checkpoint::SavedParameter> tensors;  // of all stages
+  std::set<std::string> buffers;
+  std::set<std::string> earlier;  // of this stage's tensors outside of buckets those that an earlier one has
 };
 
 /// Collects the model's tensors and checks them. A parameter's group comes from `options.optimizer`, else
@@ -37,11 +47,10 @@ struct ModelParameters {
 /// requires grad but is in no group, or that is in two groups.
 ModelParameters collect_parameters(const Model& model, const Config& config,
                                    const InitializeOptions& options);
-/// Throws UserError if the model, all of it, has nothing to train, or lacks a parameter of the groups.
-void check_trains(const Model& model, const InitializeOptions& options);
 
 /// Throws UserError on every rank of the job unless all have the same `settings` (text), and the ranks of
-/// each data group, with a tensor plan also those of each tensor group, the same parameters.
+/// each data group, with a tensor plan also those of each tensor group, and with a pipeline all ranks, the
+/// same parameters. Call this with the whole model's.
 void check_ranks_agree(const ModelParameters& model, const std::string& settings, const Mesh& mesh);
 
 /// Copies `root`'s values to all ranks.

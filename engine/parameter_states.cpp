@@ -43,7 +43,8 @@ std::optional<int> ParameterStates::find_in_buckets(const at::Tensor& parameter)
   for (const NamedTensor& other : state_->unbucketed) {
     if (!other.is_buffer && other.tensor.is_same(parameter)) return std::nullopt;
   }
-  throw UserError("ParameterStates: a tensor that is not a parameter of this engine: pass the model's own");
+  throw UserError("ParameterStates: a tensor that is not a parameter of this engine: pass the model's own" +
+                  state_->why_unknown());
 }
 
 // Likewise, but nothing for a frozen parameter either.
@@ -208,6 +209,7 @@ void ParameterStates::write(const at::Tensor& parameter, const std::string& name
   state_->check_states_are_here("ParameterStates::write");
   state_->optimizer->follow_program();
   const int index = find_trained(parameter, "state \"" + name + "\"");
+  state_->check_not_tied(index, "ParameterStates::write");
   const StateTensor& state = state_of(*state_, index, name);
   check_shape(index, "state \"" + name + "\"", values);
   const int bucket = state_->buckets.bucket_of(index);

@@ -1,13 +1,9 @@
 #include "engine/pipeline_division.h"
 
-#include <algorithm>
+#include <iterator>
 #include <map>
-#include <numeric>
-#include <set>
-#include <unordered_map>
 #include <utility>
 
-#include "base/describe.h"
 #include "base/error.h"
 #include "engine/state_placement.h"
 
@@ -51,14 +47,6 @@ void check_same_tensors(const Model& model, const std::vector<PipelineLayer>& la
   }
 }
 
-Model::NamedTensors those_of(int stage, const Model::NamedTensors& tensors, const StagesOf& stages) {
-  Model::NamedTensors own;
-  for (const auto& [name, tensor] : tensors) {
-    if (stages.at(tensor.unsafeGetTensorImpl()).contains(stage)) own.emplace_back(name, tensor);
-  }
-  return own;
-}
-
 // The stages of `tied` as a group of the pipeline's ranks, and each other stage as a group of its own.
 std::shared_ptr<Communicator> split_off(const std::set<int>& tied, const std::string& parameter,
                                         Communicator& pipeline) {
@@ -88,23 +76,18 @@ std::optional<DividedModel> divide_model(const Model& model, const Config& confi
     pipeline.cut = PipelineCut{.by = uniform ? PipelineCut::By::number : PipelineCut::By::bytes};
   }
   const std::vector<int> begins = divide_layers(pipeline, stages);
-  const StagesOf having = stages_of(pipeline.layers, begins);
+  StagesOf having = stages_of(pipeline.layers, begins);
   check_same_tensors(model, pipeline.layers, having);
 
   const int stage = mesh.coordinates().pipeline;
-  const int begin = begins[stage];
-  DividedModel divided{
-      .model = {.parameters = those_of(stage, model.parameters, having),
-                .buffers = those_of(stage, model.buffers, having),
-                .unsaved_buffers = those_of(stage, model.unsaved_buffers, having),
-                .is_training = model.is_training,
-                .set_training = model.set_training},
-      .layers = {pipeline.layers.begin() + begin, pipeline.layers.begin() + begins[stage + 1]},
-      .behind = begin > 0 ? pipeline.layers[begin - 1].name : "",
-      .tied = {}};
+  const auto first = pipeline.layers.begin() + begins[stage];
+  DividedModel divided{.layers = {first, pipeline.layers.begin() + begins[stage + 1]},
+                       .behind = stage > 0 ? std::prev(first)->name : "",
+                       .stages = std::move(having),
+                       .tied = {}};
   std::map<std::set<int>, std::shared_ptr<Communicator>> groups;
   for (const auto& [name, tensor] : model.parameters) {
-    const std::set<int>& owners = having.at(tensor.unsafeGetTensorImpl());
+    const std::set<int>& owners = divided.stages.at(tensor.unsafeGetTensorImpl());
     if (owners.size() == 1) continue;
     auto [group, is_new] = groups.try_emplace(owners);
     if (is_new) group->second = split_off(owners, name, mesh.along(MeshAxis::pipeline));
@@ -113,18 +96,35 @@ std::optional<DividedModel> divide_model(const Model& model, const Config& confi
   return divided;
 }
 
-void mark_tied(ModelParameters& parameters, const DividedModel& divided, const Config& config,
-               const Mesh& mesh) {
-  parameters.is_divided = true;
-  for (NamedParameter& parameter : parameters.trained) {
-    const auto found = divided.tied.find(parameter.tensor.unsafeGetTensorImpl());
-    if (found == divided.tied.end()) continue;
-    parameter.tied = found->second;
-    if (!updates_on_host(config, mesh.data().device())) continue;
+std::set<std::string> keep_stage(Model& model, ModelParameters& parameters, const DividedModel& divided,
+                                 const Config& config, const Mesh& mesh) {
+  const int stage = mesh.coordinates().pipeline;
+  const auto stages_of = [&](const at::Tensor& tensor) -> const std::set<int>& {
+    return divided.stages.at(tensor.unsafeGetTensorImpl());
+  };
+  for (auto* tensors : {&model.parameters, &model.buffers, &model.unsaved_buffers})
+    std::erase_if(*tensors, [&](const auto& named) { return !stages_of(named.second).contains(stage); });
+  for (auto* bucketed : {&parameters.trained, &parameters.frozen}) {
+    std::erase_if(*bucketed, [&](const auto& named) { return !stages_of(named.tensor).contains(stage); });
+    for (NamedParameter& parameter : *bucketed) {
+      const auto found = divided.tied.find(parameter.tensor.unsafeGetTensorImpl());
+      if (found != divided.tied.end()) parameter.tied = found->second;
+    }
+  }
+  for (const NamedParameter& parameter : parameters.trained) {
+    if (!parameter.tied || !updates_on_host(config, mesh.data().device())) continue;
     throw UserError("several pipeline stages have the parameter " + parameter.name +
                     ", whose gradients are summed on the GPU, and offload_optimizer updates on the host: use "
                     "one of the two");
   }
+  std::set<std::string> earlier;
+  for (auto* others : {&parameters.unbucketed, &parameters.unsaved}) {
+    std::erase_if(*others, [&](const auto& named) { return !stages_of(named.tensor).contains(stage); });
+    for (const NamedTensor& other : *others) {
+      if (*stages_of(other.tensor).begin() < stage) earlier.insert(other.name);
+    }
+  }
+  return earlier;
 }
 
 std::string describe_pipeline(const InitializeOptions& options) {

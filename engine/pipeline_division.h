@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -16,10 +17,11 @@
 namespace zerorun {
 
 struct DividedModel {
-  Model model;  // the tensors of this stage's layers, under their names in the whole model
-  std::vector<PipelineLayer> layers;
-  std::string behind;  // the name of the layer before the first one; empty on the first stage
-  /// The parameters that other stages have too, with the ranks that have them (NamedParameter::tied).
+  std::vector<PipelineLayer> layers;  // of this stage
+  std::string behind;                 // the name of the layer before the first one; empty on the first stage
+  /// The stages that have a tensor, for each of the model.
+  std::unordered_map<c10::TensorImpl*, std::set<int>> stages;
+  /// Of parameters that this stage and others have: the ranks that have them (NamedParameter::tied).
   std::unordered_map<c10::TensorImpl*, std::shared_ptr<Communicator>> tied;
 };
 
@@ -29,9 +31,11 @@ struct DividedModel {
 std::optional<DividedModel> divide_model(const Model& model, const Config& config,
                                          const InitializeOptions& options, const Mesh& mesh);
 
-/// Sets NamedParameter::tied. Throws UserError if the config has a setting that tied parameters exclude.
-void mark_tied(ModelParameters& parameters, const DividedModel& divided, const Config& config,
-               const Mesh& mesh);
+/// Leaves in `model` and `parameters`, which are the whole model's, only the tensors of this stage, and sets
+/// NamedParameter::tied. Returns the names of those outside of buckets that an earlier stage has too. Throws
+/// UserError if the config has a setting that tied parameters exclude.
+std::set<std::string> keep_stage(Model& model, ModelParameters& parameters, const DividedModel& divided,
+                                 const Config& config, const Mesh& mesh);
 
 /// All of options.pipeline that must be the same on all ranks, as text to compare.
 std::string describe_pipeline(const InitializeOptions& options);

@@ -132,11 +132,15 @@ bool check_whole_gradients(EngineState& state) {
                     "replicated_with_grad_allreduce in the tensor plan; " +
                     kSameSamples);
   });
-  return compared.is_finite;
+  // The same on all ranks: each has looked at other slices, and perhaps at another pipeline stage.
+  const at::Tensor infinite = at::zeros({1}, at::kLong);
+  *infinite.mutable_data_ptr<int64_t>() = compared.is_finite ? 0 : 1;
+  state.mesh.world().all_reduce(infinite, "which gradients are finite")->wait();
+  return *infinite.const_data_ptr<int64_t>() == 0;
 }
 
 void check_whole_values(EngineState& state, const std::string& call) {
-  if (!state.tensor_rule) return;
+  if (!state.has_tensor_plan) return;
   c10::NoGradGuard no_grad;
   const auto values = [&](int bucket) -> const StateTensor* {
     if (state.buckets.has_master(bucket))

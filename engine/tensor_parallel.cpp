@@ -69,6 +69,7 @@ void verify_plan(Engine& engine, const Model& whole, const std::function<at::Ten
   EngineState& state = *engine.state_;
   state.finish_open_step();
   state.check_between_steps("verify_plan");
+  state.check_not_divided("verify_plan");
   if (!state.tensor_rule) return;
   {
     c10::NoGradGuard no_grad;

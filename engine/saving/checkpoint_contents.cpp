@@ -65,6 +65,15 @@ std::string five_digits(int number) {
   return std::string(5 - std::min<size_t>(5, digits.size()), '0') + digits;
 }
 
+constexpr const char* kBuffers = "buffers";
+constexpr const char* kFrozenParameters = "frozen";  // those that ranks have in full
+
+// "buffers.safetensors", and of pipeline stages behind the first "buffers-stage-00002.safetensors".
+std::string name_of_stage_file(const char* what, const EngineState& state) {
+  const int stage = state.stage ? state.mesh.coordinates().pipeline : 0;
+  return what + (stage > 0 ? "-stage-" + five_digits(stage) : std::string()) + ".safetensors";
+}
+
 bool differs_among_tensor_ranks(Share share, StateKind kind) {
   return share == Share::split || (share == Share::summed && kind == StateKind::gradient);
 }
@@ -76,6 +85,34 @@ checkpoint::SavedSplit saved_split(const Split& split) {
     for (const auto& [begin, numel] : part) intervals.push_back({begin, numel});
   }
   return saved;
+}
+
+// The split is that of the whole parameter, of which tensor ranks may have their parts already.
+checkpoint::SavedParameter saved_parameter(const NamedParameter& parameter) {
+  checkpoint::SavedParameter saved{.shape = parameter.tensor.sizes().vec(),
+                                   .strides = parameter.tensor.strides().vec(),
+                                   .trained = parameter.group != kFrozen,
+                                   .group = parameter.group};
+  if (!parameter.split) return saved;
+  saved.shape[static_cast<size_t>(parameter.split->dim)] = parameter.split->whole;
+  saved.strides = checkpoint::dense_strides(saved.shape, saved.strides);
+  saved.split = saved_split(*parameter.split);
+  return saved;
+}
+
+checkpoint::SavedParameter saved_parameter(const NamedTensor& other) {
+  return {.shape = other.tensor.sizes().vec(),
+          .strides = at::empty(other.tensor.sizes(), at::kByte).strides().vec(),
+          .trained = false};
+}
+
+// Adds the further names of tied parameters, which occur under each of their names in the model.
+void add_aliases(std::map<std::string, checkpoint::SavedParameter>& saved, const Model& model) {
+  std::unordered_map<const c10::TensorImpl*, std::string> first_names;
+  for (const auto& [name, tensor] : model.parameters) {
+    const auto [first, is_new] = first_names.emplace(tensor.unsafeGetTensorImpl(), name);
+    if (!is_new) saved[first->second].aliases.push_back(name);
+  }
 }
 
 }  // namespace
@@ -126,6 +163,8 @@ int saved_part(const EngineState& state, int parameter, StateKind kind) {
 }
 
 bool writes(const EngineState& state, int bucket, StateKind kind) {
+  const auto& tied = state.buckets.parameters()[state.store.layout(bucket).parameters.front()].tied;
+  if (tied && tied->rank() > 0) return false;
   return state.mesh.coordinates().tensor == 0 ||
          differs_among_tensor_ranks(state.store.layout(bucket).share, kind);
 }
@@ -135,29 +174,46 @@ std::optional<MeshSizes> saved_mesh(const EngineState& state) {
   return state.mesh.sizes();
 }
 
+bool writes_others(const EngineState& state) {
+  const MeshCoordinates& own = state.mesh.coordinates();
+  return state.stage ? own.data == 0 && own.tensor == 0 : state.mesh.world().rank() == 0;
+}
+
+std::string name_of_buffers_file(const EngineState& state) {
+  return name_of_stage_file(kBuffers, state);
+}
+
+std::string name_of_frozen_file(const EngineState& state) {
+  return name_of_stage_file(kFrozenParameters, state);
+}
+
+bool is_buffers_file(const std::string& name) {
+  return name.starts_with(kBuffers);
+}
+
+WholeModel whole_model(const ModelParameters& parameters, const Model& model) {
+  WholeModel whole;
+  for (const auto* bucketed : {&parameters.trained, &parameters.frozen}) {
+    for (const NamedParameter& parameter : *bucketed)
+      whole.tensors[parameter.name] = saved_parameter(parameter);
+  }
+  for (const NamedTensor& other : parameters.unbucketed) {
+    whole.tensors[other.name] = saved_parameter(other);
+    if (other.is_buffer) whole.buffers.insert(other.name);
+  }
+  add_aliases(whole.tensors, model);
+  return whole;
+}
+
 std::map<std::string, checkpoint::SavedParameter> saved_parameters(const EngineState& state) {
-  std::map<std::string, checkpoint::SavedParameter> saved;
-  for (const auto& [name, tensor, group, share, split, tied] : state.buckets.parameters()) {
-    checkpoint::SavedParameter& parameter = saved[name] = {.shape = tensor.sizes().vec(),
-                                                           .strides = tensor.strides().vec(),
-                                                           .trained = group != kFrozen,
-                                                           .group = group};
-    if (!split) continue;
-    parameter.shape[static_cast<size_t>(split->dim)] = split->whole;
-    parameter.strides = checkpoint::dense_strides(parameter.shape, parameter.strides);
-    parameter.split = saved_split(*split);
-  }
-  for (const auto& [name, tensor, dtype, is_buffer] : state.unbucketed) {
-    saved[name] = {.shape = tensor.sizes().vec(),
-                   .strides = at::empty(tensor.sizes(), at::kByte).strides().vec(),
-                   .trained = false};
-  }
-  std::unordered_map<const c10::TensorImpl*, std::string> first_names;
-  for (const auto& [name, tensor] : state.model.parameters) {
-    const auto [first, is_new] = first_names.emplace(tensor.unsafeGetTensorImpl(), name);
-    if (!is_new) saved[first->second].aliases.push_back(name);
-  }
-  return saved;
+  std::map<std::string, checkpoint::SavedParameter> saved = state.whole.tensors;
+  std::map<std::string, checkpoint::SavedParameter> own;
+  for (const NamedParameter& parameter : state.buckets.parameters())
+    own[parameter.name] = saved_parameter(parameter);
+  for (const NamedTensor& other : state.unbucketed) own[other.name] = saved_parameter(other);
+  add_aliases(own, state.model);
+  own.merge(saved);
+  return own;
 }
 
 }  // namespace zerorun

@@ -11,9 +11,6 @@
 
 namespace zerorun {
 
-inline constexpr const char* kBuffersFile = "buffers.safetensors";
-inline constexpr const char* kFrozenFile = "frozen.safetensors";  // frozen parameters that ranks have in full
-
 /// "bucket-00003-rank-00001.safetensors"
 std::string name_of_file(int bucket, int rank);
 /// For master weights and moments kept in files: "bucket-00003-rank-00001-offloaded.safetensors"
@@ -50,7 +47,17 @@ bool writes(const EngineState& state, int bucket, StateKind kind);
 /// The mesh of the job, if it has one: checkpoint::Manifest::mesh.
 std::optional<MeshSizes> saved_mesh(const EngineState& state);
 
-/// The model's parameters and buffers, by name.
+/// Whether this rank writes the buffers and whole frozen parameters of its pipeline stage.
+bool writes_others(const EngineState& state);
+/// The names of the files of these, which are those of a pipeline stage.
+std::string name_of_buffers_file(const EngineState& state);
+std::string name_of_frozen_file(const EngineState& state);
+/// Whether a checkpoint's file has buffers.
+bool is_buffers_file(const std::string& name);
+
+/// What is needed of a model before pipeline stages divide it. `parameters`: of all stages.
+WholeModel whole_model(const ModelParameters& parameters, const Model& model);
+/// The model's parameters and buffers, by name; if it is divided among pipeline stages, those of all.
 std::map<std::string, checkpoint::SavedParameter> saved_parameters(const EngineState& state);
 
 }  // namespace zerorun

@@ -112,7 +112,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   std::exception_ptr failure;
   try {
     restore->read_slices();
-    if (communicator.rank() == 0) restore->read_module();
+    if (writes_others(state)) restore->read_module();
   } catch (...) {
     failure = std::current_exception();
   }
@@ -120,7 +120,11 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   if (state.residency) close_slices(state, /*gathers=*/state.mesh.data().world_size() > 1);
   // At stage 0 raw access to parameters is always allowed, so wait for the gathers here.
   if (state.policy.replicate_update && state.residency) state.residency->finish_iteration();
-  for (const NamedTensor& other : state.unbucketed) broadcast_tensor(other, 0, communicator);
+  for (const NamedTensor& other : state.unbucketed) {
+    if (state.mesh.sizes().tensor > 1 && state.mesh.data().rank() == 0)
+      broadcast_tensor(other, 0, state.mesh.along(MeshAxis::tensor));
+    broadcast_tensor(other, 0, state.mesh.data());
+  }
   state.buckets.bump_versions();
   on_all_ranks(communicator, label, [&] {
     if (failure) std::rethrow_exception(failure);

@@ -23,11 +23,13 @@ void Restore::check() const {
 void Restore::check_mesh() const {
   const MeshSizes saved = mesh_of(saved_->manifest());
   const MeshSizes& own = state_->mesh.sizes();
-  const auto is_plain = [](const MeshSizes& sizes) { return sizes.tensor == 1 && sizes.pipeline == 1; };
-  if (saved == own || (is_plain(saved) && is_plain(own))) return;
-  throw UserError("the checkpoint was saved on " + describe(saved) + ", and this job has " + describe(own) +
-                  ": a checkpoint of a mesh cannot be loaded on another mesh yet, or without one; start the "
-                  "job with the same sizes");
+  // Ranks find their elements by name and range, whichever rank has saved them, but only whole parameters are
+  // found by ranks that split them otherwise.
+  if (saved == own || (saved.tensor == 1 && own.tensor == 1)) return;
+  throw UserError(
+      "the checkpoint was saved on " + describe(saved) + ", and this job has " + describe(own) +
+      ": a checkpoint of several tensor ranks cannot be loaded on another mesh yet, nor one of another "
+      "mesh on several; start the job with the same sizes");
 }
 
 void Restore::check_optimizer() const {

@@ -222,9 +222,10 @@ at::Tensor on_host(const at::Tensor& tensor, bool copy) {
 }
 
 checkpoint::FileToWrite file_of_buffers(const EngineState& state) {
-  checkpoint::FileToWrite file{.name = kBuffersFile, .metadata = metadata_of(), .ranges = {}};
+  checkpoint::FileToWrite file{.name = name_of_buffers_file(state), .metadata = metadata_of(), .ranges = {}};
   for (const NamedTensor& other : state.unbucketed) {
-    if (other.is_buffer) file.ranges.push_back(whole_range(other, on_host(other.tensor, true)));
+    if (other.is_buffer && !state.whole.earlier.contains(other.name))
+      file.ranges.push_back(whole_range(other, on_host(other.tensor, true)));
   }
   return file;
 }
@@ -234,11 +235,11 @@ checkpoint::FileToWrite file_of_buffers(const EngineState& state) {
 // still current.
 checkpoint::FileToWrite file_of_frozen(EngineState& state) {
   checkpoint::FileToWrite file{
-      .name = kFrozenFile, .metadata = metadata_of(), .ranges = {}, .is_frozen = true};
+      .name = name_of_frozen_file(state), .metadata = metadata_of(), .ranges = {}, .is_frozen = true};
   std::vector<at::Tensor> values;
   std::vector<uint64_t> digests;
   for (const NamedTensor& other : state.unbucketed) {
-    if (other.is_buffer) continue;
+    if (other.is_buffer || state.whole.earlier.contains(other.name)) continue;
     const at::Tensor& contiguous = values.emplace_back(on_host(other.tensor, false));
     digests.push_back(checkpoint::checksum_of(
         {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()}));
@@ -247,7 +248,7 @@ checkpoint::FileToWrite file_of_frozen(EngineState& state) {
   state.checkpoints.frozen().find_published(file);
   auto next = values.begin();
   for (const NamedTensor& other : state.unbucketed) {
-    if (other.is_buffer) continue;
+    if (other.is_buffer || state.whole.earlier.contains(other.name)) continue;
     const at::Tensor& contiguous = *next++;
     const bool copies = !file.published && contiguous.is_alias_of(other.tensor);
     file.ranges.push_back(whole_range(other, copies ? contiguous.clone() : contiguous));
@@ -291,9 +292,9 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
     part.files.push_back(file_of_bucket(state, bucket, window, part.pinned[bucket]));
     add_slots(state, bucket, part.files);
   }
-  if (state.mesh.world().rank() == 0) {
+  if (state.mesh.world().rank() == 0) part.files.push_back(file_of_client_tensors(options.client_tensors));
+  if (writes_others(state)) {
     part.files.push_back(file_of_buffers(state));
-    part.files.push_back(file_of_client_tensors(options.client_tensors));
     if (!options.exclude_frozen) part.files.push_back(file_of_frozen(state));
   }
   pins.end();
@@ -306,8 +307,8 @@ void fill_part(EngineState& state, const std::string& tag, const CheckpointOptio
   std::erase_if(part.files,
                 [](const checkpoint::FileToWrite& file) { return file.ranges.empty() && !file.slot; });
   if (!options.exclude_frozen) return;
-  for (const NamedParameter& parameter : state.buckets.parameters())
-    part.manifest.parameters[parameter.name].excluded = parameter.group == kFrozen;
+  for (auto& [name, parameter] : part.manifest.parameters)
+    parameter.excluded = !parameter.trained && !state.whole.buffers.contains(name);
   for (const NamedTensor& other : state.unbucketed)
     part.manifest.parameters[other.name].excluded = !other.is_buffer;
 }

@@ -1,8 +1,11 @@
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <exception>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -27,8 +30,13 @@ std::string stem_of(const std::string& filename) {
                   ", found \"" + filename + "\"");
 }
 
-bool is_written(const NamedTensor& other, bool exclude_frozen) {
-  return other.is_buffer || !exclude_frozen;
+// Of tensors that several pipeline stages have, the first of these gives the values.
+bool is_written(const NamedParameter& parameter) {
+  return !parameter.tied || parameter.tied->rank() == 0;
+}
+
+bool is_written(const EngineState& state, const NamedTensor& other, bool exclude_frozen) {
+  return (other.is_buffer || !exclude_frozen) && !state.whole.earlier.contains(other.name);
 }
 
 // The parameter's values, all of them: a collective of the tensor group if it is split. Its bucket is held.
@@ -38,19 +46,35 @@ at::Tensor whole_values(const EngineState& state, const NamedParameter& paramete
                   "parameter " + parameter.name);
 }
 
+// The tensors that this rank's pipeline stage gives, in the order in which it gives them.
 std::vector<TensorToStore> tensors_of(const EngineState& state, int buckets, bool exclude_frozen) {
   std::vector<TensorToStore> tensors;
   for (int bucket = 0; bucket < buckets; ++bucket) {
     for (const int index : state.store.layout(bucket).parameters) {
       const NamedParameter& parameter = state.buckets.parameters()[index];
+      if (!is_written(parameter)) continue;
       tensors.push_back(
           {parameter.name, spelled(parameter.tensor.scalar_type()), state.buckets.whole_sizes(index)});
     }
   }
   for (const NamedTensor& other : state.unbucketed) {
-    if (!is_written(other, exclude_frozen)) continue;
+    if (!is_written(state, other, exclude_frozen)) continue;
     tensors.push_back({other.name, spelled(other.tensor.scalar_type()), other.tensor.sizes().vec()});
   }
+  return tensors;
+}
+
+std::string encode(const std::vector<TensorToStore>& tensors) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const TensorToStore& tensor : tensors) list.push_back({tensor.name, tensor.dtype, tensor.shape});
+  return list.dump();
+}
+
+std::vector<TensorToStore> decode(const std::string& text) {
+  std::vector<TensorToStore> tensors;
+  for (const auto& one : nlohmann::json::parse(text))
+    tensors.push_back(
+        {one[0].get<std::string>(), one[1].get<std::string>(), one[2].get<std::vector<int64_t>>()});
   return tensors;
 }
 
@@ -92,6 +116,57 @@ class ModelFile {
   std::exception_ptr failure_;
 };
 
+// How pipeline stages give their tensors to rank 0: stage by stage, each its own in its own order.
+class ModelParts {
+ public:
+  /// A collective. `own`: what this stage gives.
+  ModelParts(const EngineState& state, const std::vector<TensorToStore>& own, const std::string& label)
+      : place_(state.mesh.coordinates()) {
+    if (!state.stage) {
+      lists_ = {own};
+      return;
+    }
+    pipeline_ = &state.mesh.along(MeshAxis::pipeline);
+    const auto texts = exchange_texts(is_giver() ? encode(own) : "", state.mesh.world(), label);
+    for (const std::string& text : texts) {
+      if (!text.empty()) lists_.push_back(decode(text));
+    }
+  }
+
+  bool is_first_stage() const { return place_.pipeline == 0 || !pipeline_; }
+  /// Whether this rank takes part in joining the parts of tensor ranks.
+  bool joins() const { return place_.data == 0; }
+  std::vector<TensorToStore> all() const {
+    std::vector<TensorToStore> all;
+    for (const auto& list : lists_) all.insert(all.end(), list.begin(), list.end());
+    return all;
+  }
+
+  void send(const at::Tensor& values, const std::string& name) const {
+    if (!is_giver()) return;
+    pipeline_->send(values.detach().to(at::kCPU).contiguous(), 0, name)->wait();
+  }
+  /// On rank 0 calls `take` with each tensor of the other stages.
+  template <typename Take>
+  void receive_others(const Take& take) const {
+    if (!is_first_stage() || !is_giver()) return;
+    for (size_t stage = 1; stage < lists_.size(); ++stage) {
+      for (const TensorToStore& tensor : lists_[stage]) {
+        const at::Tensor values = at::empty(tensor.shape, dtype_of(tensor.dtype));
+        pipeline_->receive(values, static_cast<int>(stage), tensor.name)->wait();
+        take(values);
+      }
+    }
+  }
+
+ private:
+  bool is_giver() const { return place_.data == 0 && place_.tensor == 0; }
+
+  MeshCoordinates place_;
+  Communicator* pipeline_ = nullptr;               // null if the model is not divided
+  std::vector<std::vector<TensorToStore>> lists_;  // by stage
+};
+
 }  // namespace
 
 void save_16bit_model(EngineState& state, const fs::path& directory, const std::string& filename,
@@ -108,20 +183,30 @@ void save_16bit_model(EngineState& state, const fs::path& directory, const std::
     check_names_and_dtypes(state, "save_16bit_model");
     stem = stem_of(filename);
   });
-  const bool joins = state.mesh.coordinates().data == 0;  // the tensor group of the file's writer
+  const std::vector<TensorToStore> own = tensors_of(state, buckets, exclude_frozen);
+  const ModelParts parts(state, own, label);
   ModelFile file(state.mesh.world().rank() == 0);
-  file.open(files, directory, tensors_of(state, buckets, exclude_frozen), stem);
+  file.open(files, directory, parts.all(), stem);
+  const auto give = [&](const at::Tensor& values, const std::string& name) {
+    if (parts.is_first_stage()) {
+      file.write(values);
+    } else {
+      parts.send(values, name);
+    }
+  };
   for (int bucket = 0; bucket < buckets; ++bucket) {
     const int held[] = {bucket};
     if (state.residency) state.residency->hold(held);
     for (const int index : state.store.layout(bucket).parameters) {
-      if (joins) file.write(whole_values(state, state.buckets.parameters()[index]));
+      const NamedParameter& parameter = state.buckets.parameters()[index];
+      if (parts.joins() && is_written(parameter)) give(whole_values(state, parameter), parameter.name);
     }
     if (state.residency) state.residency->unhold(held, ScopeEnd::read);
   }
   for (const NamedTensor& other : state.unbucketed) {
-    if (is_written(other, exclude_frozen)) file.write(other.tensor);
+    if (parts.joins() && is_written(state, other, exclude_frozen)) give(other.tensor, other.name);
   }
+  parts.receive_others([&](const at::Tensor& values) { file.write(values); });
   on_all_ranks(state.mesh.world(), label, [&] { file.finish(); });
 }
 

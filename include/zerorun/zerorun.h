@@ -6,6 +6,7 @@
 #include <zerorun/engine.h>           // initialize, Engine
 #include <zerorun/optimizer.h>        // ZeroRedundancyOptimizer, enable_zero: without a config
 #include <zerorun/parameters.h>       // DeferredInit, GatheredParameters: partitioned parameters
+#include <zerorun/pipeline.h>         // Pipeline, measure_layers: layers divided among stages
 #include <zerorun/program.h>          // run_program, UserError
 #include <zerorun/safetensors.h>      // SafetensorsReader, SafetensorsFolder: weights in files
 #include <zerorun/tensor_parallel.h>  // TensorPlan, verify_plan: split layers

@@ -71,8 +71,9 @@ std::vector<SavedTensor> saved_tensors(const std::string& folder, const std::str
   const checkpoint::SavedState saved(files, checkpoint::checkpoint_folder(files, folder, tag));
   const checkpoint::Manifest& manifest = saved.manifest();
   std::set<std::string> buffers;
-  if (const auto found = manifest.files.find(kBuffersFile); found != manifest.files.end()) {
-    for (const checkpoint::StateRange& range : found->second.ranges) buffers.insert(range.parameter);
+  for (const auto& [name, file] : manifest.files) {
+    if (!is_buffers_file(name)) continue;
+    for (const checkpoint::StateRange& range : file.ranges) buffers.insert(range.parameter);
   }
   std::vector<SavedTensor> tensors;
   for (const auto& [name, parameter] : manifest.parameters) {

@@ -20,6 +20,7 @@ Evaluation evaluate(Gpt2& model, zerorun::Engine& engine, const TokenFile& text,
   const int64_t windows = (text.size() - 2) / stride + 1;
   const int64_t rounds = (windows - 1) / (rows * communicator.world_size()) + 1;
   double sum = 0;
+  std::vector<zerorun::MicroBatch> windows_of_rank;  // of a pipeline, which takes them all at once
   // All ranks run the same number of rounds, because forward may gather parameters.
   for (int64_t round = 0; round < rounds; ++round) {
     at::Tensor tokens = at::zeros({rows, seq}, at::kLong);
@@ -31,10 +32,20 @@ Evaluation evaluate(Gpt2& model, zerorun::Engine& engine, const TokenFile& text,
       text.copy(window * stride, count, tokens[row].mutable_data_ptr<int64_t>());
       labels[row].narrow(0, 0, count - 1).copy_(tokens[row].narrow(0, 1, count - 1));
     }
-    const at::Tensor logits = model->forward(tokens.to(engine.device()));
-    sum += at::cross_entropy_loss(logits.view({-1, logits.size(2)}), labels.view(-1).to(engine.device()), {},
+    tokens = tokens.to(engine.device());
+    labels = labels.to(engine.device());
+    if (engine.mesh().sizes().pipeline > 1) {
+      windows_of_rank.push_back({{tokens}, {labels, at::ones({})}});  // the sum of the losses
+      continue;
+    }
+    const at::Tensor logits = model->forward(tokens);
+    sum += at::cross_entropy_loss(logits.view({-1, logits.size(2)}), labels.view(-1), {},
                                   at::Reduction::Sum)
                .item<double>();
+  }
+  if (!windows_of_rank.empty()) {
+    // The mean over windows and data ranks, on all ranks.
+    sum = engine.eval_batch(windows_of_rank).item<double>() * static_cast<double>(rounds);
   }
   engine.train();
   at::Tensor total = at::full({1}, sum, at::kDouble);

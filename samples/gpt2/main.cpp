@@ -107,6 +107,10 @@ void introduce(const ProgramOptions& options, const Dataset& data, const Tokeniz
   std::fflush(stdout);
 }
 
+bool is_divided(const zerorun::Engine& engine) {
+  return engine.mesh().sizes().pipeline > 1;
+}
+
 // A step that the device may still be working on. Its results are read only when the next step's first
 // forward has been queued behind it, so that a GPU never waits for this program.
 struct StartedStep {
@@ -145,12 +149,35 @@ StartedStep start_step(int64_t first, Gpt2& model, zerorun::Engine& engine, cons
   return step;
 }
 
+// Likewise of a model that is divided among pipeline stages: one call runs all micro-steps.
+StartedStep start_divided_step(int64_t first, zerorun::Engine& engine, const Dataset& data) {
+  StartedStep step{
+      .record = {.step = engine.global_steps(), .lr = engine.get_lr().front(), .loss_scale = engine.loss_scale()},
+      .loss = {}};
+  std::vector<zerorun::MicroBatch> window;
+  for (int64_t micro_step = 0; micro_step < engine.config().batch.gradient_accumulation_steps; ++micro_step) {
+    const Batch batch = data.batch(first, micro_step, engine.mesh().data().rank());
+    zerorun::MicroBatch& samples = window.emplace_back();
+    samples.inputs.push_back(to_device(batch.tokens, engine.device()));
+    if (batch.attention_mask.defined())
+      samples.inputs.push_back(to_device(batch.attention_mask, engine.device()));
+    samples.labels.push_back(
+        to_device(Gpt2Impl::labels_of(batch.tokens, batch.attention_mask), engine.device()));
+  }
+  step.loss = engine.train_batch(window).to(at::kCPU, /*non_blocking=*/true);
+  return step;
+}
+
 // Waits for the step's results. Every rank of a data group gets the same record.
 StepRecord finish_step(const StartedStep& step, zerorun::Engine& engine) {
   zerorun::Communicator& communicator = engine.mesh().data();
   StepRecord record = step.record;
   record.grad_norm = engine.get_global_grad_norm();
   record.skipped = engine.skipped_steps();
+  if (is_divided(engine)) {
+    record.loss = step.loss.item<double>();
+    return record;
+  }
   at::Tensor total = at::full({1}, step.loss.item<double>(), at::kDouble);
   communicator.all_reduce(total, "loss")->wait();
   record.loss = total.item<double>() / static_cast<double>(engine.config().batch.gradient_accumulation_steps *
@@ -192,7 +219,12 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
     if (progress) progress->step_done(record);
   };
   for (int64_t step = first; step < options.steps; ++step) {
-    started = start_step(next_sample, model, engine, data, finish);
+    if (is_divided(engine)) {
+      finish();
+      started = start_divided_step(next_sample, engine, data);
+    } else {
+      started = start_step(next_sample, model, engine, data, finish);
+    }
     next_sample += data.train_batch_size();
     const bool ends = engine.should_stop() || step + 1 == options.steps;
     const auto is_due = [&](int64_t every) { return every > 0 && (step + 1) % every == 0; };
@@ -211,7 +243,7 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
   await_checkpoint(engine);
   if (!talks) return;
   const int64_t steps = engine.global_steps() - first;
-  if (engine.mesh().data().world_size() == 1 || steps <= 0) return;
+  if (engine.mesh().data().world_size() == 1 || is_divided(engine) || steps <= 0) return;
   const int64_t micro_steps = steps * engine.config().batch.gradient_accumulation_steps;
   std::printf("%s", traffic_report(engine, model->numel(), micro_steps).c_str());
 }
@@ -224,11 +256,12 @@ bool has_weights_to_load(const ProgramOptions& options) {
   return !has_config || has_weights(options.init);
 }
 
-// At stage 3 the model may be too large for one rank. So building it allocates nothing, and initialize()
-// creates its values bucket by bucket.
+// At stage 3, and divided among pipeline stages, the model may be too large for one rank. So building it
+// allocates nothing, and initialize() creates the values that this rank has, bucket by bucket.
 Gpt2 build_model(const ProgramOptions& options, const zerorun::Config& config) {
   std::optional<zerorun::DeferredInit> deferred;
-  if (config.zero.stage == 3 && !has_weights_to_load(options)) deferred.emplace();
+  const bool is_shared = config.zero.stage == 3 || options.pipeline > 1;
+  if (is_shared && !has_weights_to_load(options)) deferred.emplace();
   return Gpt2(options.model);
 }
 
@@ -242,6 +275,11 @@ void save_model(const ProgramOptions& options, const Tokenizer& tokenizer, Gpt2&
                 zerorun::Engine& engine) {
   if (options.save.empty()) return;
   const bool writes = engine.communicator().rank() == 0;
+  if (!options.saves_folder() && is_divided(engine)) {
+    const std::filesystem::path file = options.save;
+    engine.save_16bit_model(folder_of(file), file.filename());
+    return;
+  }
   if (!options.saves_folder()) {
     zerorun::GatheredParameters whole(engine, model->parameters());  // all ranks take part, rank 0 writes
     if (writes) save_weights(*model, options.save);
@@ -253,7 +291,7 @@ void save_model(const ProgramOptions& options, const Tokenizer& tokenizer, Gpt2&
 
 void write_text_with(const ProgramOptions& options, const Tokenizer& tokenizer, Gpt2& model,
                      zerorun::Engine& engine) {
-  if (options.generate == 0) return;
+  if (options.generate == 0 || is_divided(engine)) return;
   engine.eval();
   std::vector<int32_t> tokens = generate(model, tokenizer.encode(options.prompt), tokenizer.size(),
                                          {.count = options.generate,
@@ -278,8 +316,10 @@ int run(int argc, char** argv) {
     throw UserError("--vocab " + std::to_string(options->model.vocab) + ": the tokenizer has " +
                     std::to_string(tokenizer.size()) + " tokens");
   std::optional<zerorun::MeshSizes> mesh;
-  if (options->tensor_parallel > 1)
-    mesh = zerorun::MeshSizes{.tensor = static_cast<int>(options->tensor_parallel)};
+  if (options->tensor_parallel > 1 || options->pipeline > 1) {
+    mesh = zerorun::MeshSizes{.tensor = static_cast<int>(options->tensor_parallel),
+                              .pipeline = static_cast<int>(options->pipeline)};
+  }
   const zerorun::Config config = zerorun::load_config(
       options->deepspeed.config_file(), {.world_size = environment.world_size,
                                          .mesh = mesh,
@@ -306,6 +346,8 @@ int run(int argc, char** argv) {
   Gpt2 model = build_model(*options, config);
   if (has_weights_to_load(*options)) load_weights(*model, options->init);
   initialize_options.tensor_plan = model->tensor_plan();
+  initialize_options.mesh = mesh;
+  if (options->pipeline > 1) initialize_options.pipeline = model->pipeline();
   zerorun::Engine engine = zerorun::initialize(*model, config, initialize_options);
   const bool talks = environment.rank == 0;
   if (talks && !options->init.empty()) warn_of_dropout(options->init);

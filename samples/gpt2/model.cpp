@@ -59,6 +59,12 @@ at::Tensor causal_mask(const at::Tensor& attention_mask) {
   return causal.logical_and(attention_mask.to(at::kBool).view({-1, 1, 1, length})).logical_or(itself);
 }
 
+// logits: (B, T, V); labels: (B, T).
+at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& labels, at::Reduction::Reduction reduction) {
+  return at::cross_entropy_loss(logits.view({-1, logits.size(2)}), labels.view(-1), /*weight=*/{}, reduction,
+                                kIgnoredLabel);
+}
+
 struct Attention : torch::nn::Module {
   Attention(const Gpt2Options& options, double residual_std, at::Generator& generator)
       : head_size(options.hidden / options.heads),
@@ -151,14 +157,17 @@ struct Gpt2Impl::Transformer : torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& tokens, Context context,
                      KeyValueCache* cache) {  // (B, T) -> (B, T, C)
-    const int64_t begin = context.position;
-    at::Tensor x =
-        wte->forward(tokens) + wpe->forward(at::arange(begin, begin + tokens.size(1), tokens.options()));
+    at::Tensor x = embed(tokens, context.position);
     for (size_t layer = 0; layer < blocks.size(); ++layer) {
       if (cache) context.cached = &cache->layers[layer];
       x = blocks[layer]->forward(x, context);
     }
     return ln_f->forward(x);
+  }
+
+  // `begin`: the position of the first token.
+  at::Tensor embed(const at::Tensor& tokens, int64_t begin) {
+    return wte->forward(tokens) + wpe->forward(at::arange(begin, begin + tokens.size(1), tokens.options()));
   }
 
   torch::nn::Embedding wte;
@@ -209,13 +218,52 @@ at::Tensor Gpt2Impl::next_logits(const at::Tensor& tokens, KeyValueCache& cache)
 }
 
 at::Tensor Gpt2Impl::loss(const at::Tensor& tokens, const at::Tensor& attention_mask) {
+  return loss_of(forward(tokens, attention_mask), labels_of(tokens, attention_mask), at::Reduction::Mean);
+}
+
+at::Tensor Gpt2Impl::labels_of(const at::Tensor& tokens, const at::Tensor& attention_mask) {
   at::Tensor next = tokens.slice(1, 1);
   if (attention_mask.defined()) next = next.masked_fill(attention_mask.slice(1, 1).eq(0), kIgnoredLabel);
   // Position t predicts token t + 1; the last position has nothing to predict.
-  at::Tensor labels = at::constant_pad_nd(next, {0, 1}, kIgnoredLabel);  // (B, T)
-  at::Tensor logits = forward(tokens, attention_mask);                   // (B, T, V)
-  return at::cross_entropy_loss(logits.view({-1, logits.size(2)}), labels.view(-1), /*weight=*/{},
-                                at::Reduction::Mean, kIgnoredLabel);
+  return at::constant_pad_nd(next, {0, 1}, kIgnoredLabel);
+}
+
+zerorun::Pipeline Gpt2Impl::pipeline() {
+  using zerorun::Tensors;
+  const std::shared_ptr<Transformer> model = transformer_;
+  // Layers pass x, and the mask of attention behind it if there is one.
+  const auto with_mask = [](const at::Tensor& x, const Tensors& inputs) {
+    return inputs.size() > 1 ? Tensors{x, inputs[1]} : Tensors{x};
+  };
+  zerorun::Pipeline pipeline;
+  pipeline.layers.push_back(
+      {.name = "embeddings",
+       .tensors = {model->wte->weight, model->wpe->weight},
+       .forward = [model, with_mask](const Tensors& inputs) {
+         Tensors outputs = with_mask(model->embed(inputs.at(0), 0), inputs);
+         if (outputs.size() > 1) outputs[1] = causal_mask(outputs[1]);
+         return outputs;
+       }});
+  for (size_t number = 0; number < model->blocks.size(); ++number) {
+    const std::shared_ptr<Block> block = model->blocks[number];
+    pipeline.layers.push_back({.name = "h." + std::to_string(number),
+                               .tensors = block->parameters(),
+                               .forward = [block, with_mask](const Tensors& inputs) {
+                                 Context context;
+                                 if (inputs.size() > 1) context.mask = inputs[1];
+                                 return with_mask(block->forward(inputs.at(0), context), inputs);
+                               }});
+  }
+  Tensors of_head = model->ln_f->parameters();
+  of_head.push_back(model->wte->weight);  // tied: the first stage has it too
+  pipeline.layers.push_back(
+      {.name = "head", .tensors = of_head, .forward = [model](const Tensors& inputs) {
+         return Tensors{at::linear(model->ln_f->forward(inputs.at(0)), model->wte->weight).to(at::kFloat)};
+       }});
+  pipeline.loss = [](const Tensors& logits, const Tensors& labels) {
+    return loss_of(logits.at(0), labels.at(0), labels.size() > 1 ? at::Reduction::Sum : at::Reduction::Mean);
+  };
+  return pipeline;
 }
 
 }  // namespace samples

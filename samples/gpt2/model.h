@@ -5,6 +5,7 @@
 
 #include <torch/torch.h>
 #include <zerorun/engine.h>
+#include <zerorun/pipeline.h>
 
 #include <cstdint>
 #include <memory>
@@ -43,6 +44,13 @@ class Gpt2Impl : public torch::nn::Module {
   /// Mean cross entropy of predicting each token from the tokens before it. The labels are `tokens` shifted
   /// by one. Tokens where attention_mask is 0 are not predicted.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& attention_mask = {});
+
+  /// The labels (B, T) of tokens and an attention mask as in loss(); -100 where nothing is predicted.
+  static at::Tensor labels_of(const at::Tensor& tokens, const at::Tensor& attention_mask = {});
+  /// The model as layers of a pipeline. A micro-batch has the inputs tokens, and attention_mask if there is
+  /// one; its labels are those of labels_of(), of which the loss is the mean. With a second label, of any
+  /// value, the loss is the sum.
+  zerorun::Pipeline pipeline();
 
   const Gpt2Options& options() const { return options_; }
   /// The number of elements of all parameters, before tensor ranks split them.

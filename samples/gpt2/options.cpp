@@ -38,6 +38,7 @@ void check_ranges(const ProgramOptions& options) {
       {"--eval-every", options.eval_every, 0, 1'000'000'000},
       {"--top-k", options.top_k, 0, 1 << 20},
       {"--tensor-parallel", options.tensor_parallel, 1, 1 << 16},
+      {"--pipeline", options.pipeline, 1, 1 << 16},
   };
   for (const Range& range : ranges) {
     if (range.min <= range.value && range.value <= range.max) continue;
@@ -137,6 +138,9 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
   app.add_option("--steps", options.steps, "optimizer steps");
   app.add_option("--tensor-parallel", options.tensor_parallel,
                  "ranks that split the layers among themselves; a divisor of the number of ranks");
+  app.add_option("--pipeline", options.pipeline,
+                 "stages of ranks that divide the layers; a divisor of the number of ranks. No text is "
+                 "generated with several");
   app.add_option("--seed", options.model.seed,
                  "seed of initial weights, order of samples, and generated text");
   app.add_option("--data", options.data, "text to train on (default: ZeroRun's own sources)")

@@ -38,6 +38,7 @@ struct ProgramOptions {
   bool new_data = false;
   bool sequential = false;
   int64_t tensor_parallel = 1;  // tensor ranks that share the model
+  int64_t pipeline = 1;         // pipeline stages that divide the layers
   int64_t generate = 200;       // tokens of text at the end
   double temperature = 0.8;
   int64_t top_k = 0;

@@ -9,6 +9,8 @@
 
 namespace zerorun::testing {
 
+inline const DecoderOptions kSmall = {.layers = 4};
+
 /// The embedding, each layer, and the head.
 Pipeline pipeline_of(Decoder& model);
 
