@@ -47,12 +47,9 @@ std::string describe_reduction(const EngineState& state) {
 void EngineState::start_pipeline(DividedModel divided, WholeModel whole_model,
                                  const InitializeOptions& options) {
   whole = std::move(whole_model);
-  if (mesh.coordinates().data == 0 && mesh.coordinates().tensor == 0) {
-    const std::string& first = divided.layers.front().name;
-    log_info("pipeline stage " + std::to_string(mesh.coordinates().pipeline) + " of " +
-             std::to_string(mesh.sizes().pipeline) + ": " + std::to_string(divided.layers.size()) +
-             " layers, " + first + " to " + divided.layers.back().name);
-    const bool chooses = policy_of(config.zero.stage).reduce_every_backward && mesh.world().rank() == 0;
+  if (mesh.world().rank() == 0) {
+    log_info("pipeline stages: " + divided.words);
+    const bool chooses = policy_of(config.zero.stage).reduce_every_backward;
     if (chooses && config.batch.gradient_accumulation_steps > 1 && mesh.data().world_size() > 1)
       log_info(describe_reduction(*this));
   }

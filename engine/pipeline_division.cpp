@@ -24,6 +24,16 @@ StagesOf stages_of(const std::vector<PipelineLayer>& layers, const std::vector<i
   return stages;
 }
 
+std::string words_of(const std::vector<PipelineLayer>& layers, const std::vector<int>& begins) {
+  std::string words;
+  for (size_t stage = 0; stage + 1 < begins.size(); ++stage) {
+    const std::string& first = layers[begins[stage]].name;
+    const std::string& last = layers[begins[stage + 1] - 1].name;
+    words += (stage > 0 ? " | " : "") + first + (first == last ? "" : " to " + last);
+  }
+  return words;
+}
+
 // Throws UserError unless the layers have exactly the model's tensors.
 void check_same_tensors(const Model& model, const std::vector<PipelineLayer>& layers,
                         const StagesOf& stages) {
@@ -83,6 +93,7 @@ std::optional<DividedModel> divide_model(const Model& model, const Config& confi
   const auto first = pipeline.layers.begin() + begins[stage];
   DividedModel divided{.layers = {first, pipeline.layers.begin() + begins[stage + 1]},
                        .behind = stage > 0 ? std::prev(first)->name : "",
+                       .words = words_of(pipeline.layers, begins),
                        .stages = std::move(having),
                        .tied = {}};
   std::map<std::set<int>, std::shared_ptr<Communicator>> groups;

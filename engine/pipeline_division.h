@@ -19,6 +19,7 @@ namespace zerorun {
 struct DividedModel {
   std::vector<PipelineLayer> layers;  // of this stage
   std::string behind;                 // the name of the layer before the first one; empty on the first stage
+  std::string words;                  // the layers of all stages: "embedding to h.1 | h.2 to head"
   /// The stages that have a tensor, for each of the model.
   std::unordered_map<c10::TensorImpl*, std::set<int>> stages;
   /// Of parameters that this stage and others have: the ranks that have them (NamedParameter::tied).

@@ -23,13 +23,11 @@ void Restore::check() const {
 void Restore::check_mesh() const {
   const MeshSizes saved = mesh_of(saved_->manifest());
   const MeshSizes& own = state_->mesh.sizes();
-  // Ranks find their elements by name and range, whichever rank has saved them, but only whole parameters are
-  // found by ranks that split them otherwise.
-  if (saved == own || (saved.tensor == 1 && own.tensor == 1)) return;
-  throw UserError(
-      "the checkpoint was saved on " + describe(saved) + ", and this job has " + describe(own) +
-      ": a checkpoint of several tensor ranks cannot be loaded on another mesh yet, nor one of another "
-      "mesh on several; start the job with the same sizes");
+  // Ranks find their elements by name and range, whichever rank has saved them, but only in the same parts.
+  if (saved.tensor == own.tensor) return;
+  throw UserError("the checkpoint was saved on " + describe(saved) + ", and this job has " + describe(own) +
+                  ": a checkpoint is loaded on as many tensor ranks as it was saved on; start the job with "
+                  "these");
 }
 
 void Restore::check_optimizer() const {
@@ -108,6 +106,8 @@ void Restore::check_window() const {
     if (theirs != ours) differences += c10::str("\n  ", what, " ", theirs, " there, ", ours, " here");
   };
   compare("ranks:", manifest.world_size, state_->mesh.world().world_size());
+  if (manifest.world_size == state_->mesh.world().world_size())
+    compare("mesh:", describe(mesh_of(manifest)), describe(state_->mesh.sizes()));
   compare("gradient_accumulation_steps:", saved.accumulation_steps, own.accumulation_steps);
   compare("gradients summed over ranks with each micro-step (stages 2 and 3):", saved.is_summed,
           own.is_summed);

@@ -39,8 +39,7 @@ Evaluation evaluate(Gpt2& model, zerorun::Engine& engine, const TokenFile& text,
       continue;
     }
     const at::Tensor logits = model->forward(tokens);
-    sum += at::cross_entropy_loss(logits.view({-1, logits.size(2)}), labels.view(-1), {},
-                                  at::Reduction::Sum)
+    sum += at::cross_entropy_loss(logits.view({-1, logits.size(2)}), labels.view(-1), {}, at::Reduction::Sum)
                .item<double>();
   }
   if (!windows_of_rank.empty()) {

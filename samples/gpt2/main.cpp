@@ -151,9 +151,10 @@ StartedStep start_step(int64_t first, Gpt2& model, zerorun::Engine& engine, cons
 
 // Likewise of a model that is divided among pipeline stages: one call runs all micro-steps.
 StartedStep start_divided_step(int64_t first, zerorun::Engine& engine, const Dataset& data) {
-  StartedStep step{
-      .record = {.step = engine.global_steps(), .lr = engine.get_lr().front(), .loss_scale = engine.loss_scale()},
-      .loss = {}};
+  StartedStep step{.record = {.step = engine.global_steps(),
+                              .lr = engine.get_lr().front(),
+                              .loss_scale = engine.loss_scale()},
+                   .loss = {}};
   std::vector<zerorun::MicroBatch> window;
   for (int64_t micro_step = 0; micro_step < engine.config().batch.gradient_accumulation_steps; ++micro_step) {
     const Batch batch = data.batch(first, micro_step, engine.mesh().data().rank());

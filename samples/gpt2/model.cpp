@@ -236,14 +236,13 @@ zerorun::Pipeline Gpt2Impl::pipeline() {
     return inputs.size() > 1 ? Tensors{x, inputs[1]} : Tensors{x};
   };
   zerorun::Pipeline pipeline;
-  pipeline.layers.push_back(
-      {.name = "embeddings",
-       .tensors = {model->wte->weight, model->wpe->weight},
-       .forward = [model, with_mask](const Tensors& inputs) {
-         Tensors outputs = with_mask(model->embed(inputs.at(0), 0), inputs);
-         if (outputs.size() > 1) outputs[1] = causal_mask(outputs[1]);
-         return outputs;
-       }});
+  pipeline.layers.push_back({.name = "embeddings",
+                             .tensors = {model->wte->weight, model->wpe->weight},
+                             .forward = [model, with_mask](const Tensors& inputs) {
+                               Tensors outputs = with_mask(model->embed(inputs.at(0), 0), inputs);
+                               if (outputs.size() > 1) outputs[1] = causal_mask(outputs[1]);
+                               return outputs;
+                             }});
   for (size_t number = 0; number < model->blocks.size(); ++number) {
     const std::shared_ptr<Block> block = model->blocks[number];
     pipeline.layers.push_back({.name = "h." + std::to_string(number),

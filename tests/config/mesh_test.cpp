@@ -69,6 +69,31 @@ TEST_CASE("sizes that DeepSpeed's keys give differently are refused, and both ar
   CHECK(refusals(text_with(R"({"data": 8})", R"(, "tensor_parallel": {"autotp_size": 0})"), 8).empty());
 }
 
+TEST_CASE("pipeline.stages gives the mesh, with autotp_size too, and divides the ranks") {
+  const std::string more = R"({"train_micro_batch_size_per_gpu": 1, "pipeline": {"stages": 2)";
+  CHECK(parse_config(more + "}}", "conf", 8).mesh == MeshSizes{.data = 4, .tensor = 1, .pipeline = 2});
+  CHECK(parse_config(more + R"(}, "tensor_parallel": {"autotp_size": 2}})", "conf", 8).mesh ==
+        MeshSizes{.data = 2, .tensor = 2, .pipeline = 2});
+  CHECK(!parse_config(R"({"train_batch_size": 8, "pipeline": {"stages": 1}})", "conf", 8).mesh);
+  const auto found = refusals(more + R"(}, "tensor_parallel": {"autotp_size": 2}})", 6);
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].path == "pipeline.stages");
+  CHECK(found[0].expected == "a divisor of the number of ranks, 3");
+}
+
+TEST_CASE("pipeline.partition and pipeline.reduce") {
+  using Partition = zerorun::PipelineConfig::Partition;
+  const auto read = [](const std::string& keys) {
+    return parse_config(R"({"train_batch_size": 8, "pipeline": {)" + keys + "}}", "conf", 8).pipeline;
+  };
+  CHECK(read("").partition == Partition::parameters);
+  CHECK(!read("").reduces_by_window);
+  CHECK(read(R"("partition": "best")").partition == Partition::parameters);
+  CHECK(read(R"("partition": "uniform")").partition == Partition::uniform);
+  CHECK(read(R"("reduce": "window")").reduces_by_window);
+  CHECK(refusals(R"({"train_batch_size": 8, "pipeline": {"reduce": "never"}})", 8).size() == 1);
+}
+
 TEST_CASE("tensor_parallel.autotp_size gives the mesh, and divides the ranks") {
   const std::string two = R"({"train_batch_size": 8, "tensor_parallel": {"autotp_size": 2}})";
   CHECK(parse_config(two, "conf", {.world_size = 8}).mesh ==

@@ -131,6 +131,26 @@ TEST_CASE("A checkpoint of one number of stages is loaded with any other, and wi
   }));
 }
 
+TEST_CASE("A checkpoint from within a window is refused on another mesh of as many ranks") {
+  const TemporaryFolder folder;
+  const std::string config = config_of(1, "");
+  CHECK_NOTHROW(run_ranks(4, [&](std::shared_ptr<Communicator> communicator) {
+    Model model(kTied);
+    Engine engine = decoder_engine(*model.decoder, config, {4, 1, 1}, communicator, {});
+    engine.backward(model.decoder->loss(tokens_of(kTied, 0, 0, communicator->rank())));
+    engine.step();
+    engine.save_checkpoint(folder / "");
+    engine.wait_for_checkpoint();
+  }));
+  CHECK_NOTHROW(run_ranks(4, [&](std::shared_ptr<Communicator> communicator) {
+    Model model(kTied);
+    Engine engine = divided_engine(model.decoder, config, {2, 1, 2}, std::move(communicator), model.pipeline);
+    expect_throws([&] { engine.load_checkpoint(folder / ""); },
+                  "mesh: data 4 x tensor 1 x pipeline 1 there, data 2 x tensor 1 x pipeline 2 here",
+                  "gradients of other ranks");
+  }));
+}
+
 TEST_CASE("A checkpoint of stages without frozen parameters, and states in files") {
   const MeshSizes mesh{2, 1, 2};
   const TemporaryFolder folder, states;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "tests/engine/pipeline_support.h"
 #include "tests/support/expectations.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/settings.h"
 
 namespace zerorun::testing {
 
@@ -312,6 +314,80 @@ TEST_CASE("A stage may have nothing to train") {
       }
     }));
   }
+}
+
+namespace {
+
+// Computes a layer again in backward, instead of keeping what it computes in forward (re-entrant).
+struct Recomputed : torch::autograd::Function<Recomputed> {
+  using Layer = std::function<Tensors(const Tensors&)>;
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const Layer* layer) {
+    context->save_for_backward({x});
+    context->saved_data["layer"] = reinterpret_cast<int64_t>(layer);
+    return (*layer)({x})[0];
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const at::AutoGradMode enabled(true);
+    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    const auto* layer = reinterpret_cast<const Layer*>(context->saved_data["layer"].toInt());
+    torch::autograd::backward({(*layer)({x})[0]}, {gradients[0]});
+    return {x.grad(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("Layers that are recomputed in backward train with the same bits") {
+  for (const int stage : {0, 2, 3}) {
+    CAPTURE(stage);
+    std::vector<TrainedDecoder> trained[2];
+    for (const bool recomputes : {false, true}) {
+      trained[recomputes].resize(4);
+      CHECK_NOTHROW(run_ranks(4, [&, recomputes](std::shared_ptr<Communicator> communicator) {
+        const int rank = communicator->rank();
+        Decoder model(kSmall);
+        Pipeline pipeline = pipeline_of(model);
+        std::vector<Recomputed::Layer> layers;
+        for (const PipelineLayer& layer : pipeline.layers) layers.push_back(layer.forward);
+        for (size_t index = 1; recomputes && index < 5; ++index) {
+          pipeline.layers[index].forward = [layer = &layers[index]](const Tensors& inputs) {
+            return Tensors{Recomputed::apply(inputs[0], layer)};
+          };
+        }
+        Engine engine = divided_engine(model, decoder_config(stage, kSgd, 3), {2, 1, 2},
+                                       std::move(communicator), pipeline);
+        trained[recomputes][rank] = train_divided(engine, model, 3);
+      }));
+    }
+    for (int rank = 0; rank < 4; ++rank) {
+      CHECK(trained[1][rank].losses == trained[0][rank].losses);
+      for (const auto& [name, values] : trained[0][rank].parameters)
+        CHECK(at::equal(trained[1][rank].parameters.at(name), values));
+    }
+  }
+}
+
+TEST_CASE("A window of more uses of parameters than a record has is one iteration that is planned") {
+  if (!tries_all()) return;  // a minute; tests of GatherTrace have a short one
+  const DecoderOptions options = {.layers = 24};
+  constexpr int kCount = 160;
+  CHECK_NOTHROW(run_ranks(4, [&](std::shared_ptr<Communicator> communicator) {
+    Decoder model(options);
+    Engine engine = divided_engine(
+        model,
+        decoder_config(3, kSgd, kCount, "",
+                       R"(, "stage3_max_live_parameters": 3000, "stage3_prefetch_bucket_size": 1000)"),
+        {2, 1, 2}, std::move(communicator));
+    const auto window = [&](int step) {
+      return window_of(options, step, kCount, engine.mesh().coordinates().data);
+    };
+    engine.train_batch(window(0));
+    const int64_t departures = engine.residency().departures;
+    engine.train_batch(window(1));
+    expect(engine.residency().departures == departures, "the second window follows the first one's trace");
+  }));
 }
 
 TEST_CASE("Bytes that cross a cut are those of activations and gradients") {

@@ -228,6 +228,23 @@ TEST_CASE("layout: groups share no bucket, even when they alternate") {
   CHECK(layout.buckets[1].parameters == std::vector<int>{8, 6, 4, 2, 0});
 }
 
+TEST_CASE("layout: a parameter that is alone has the same layout whatever else there is") {
+  const auto alone_among = [](std::initializer_list<int64_t> others) {
+    std::vector<LayoutParameter> parameters = of_group_0(others);
+    LayoutParameter lone = of_group_0({100}).front();
+    lone.alone = true;
+    parameters.insert(parameters.begin() + static_cast<int64_t>(others.size()) / 2, lone);
+    const Layout layout = make_layout(parameters, 3, 16, 1000);
+    const ParameterLocation& place = layout.locations[others.size() / 2];
+    CHECK(layout.buckets[place.bucket].parameters.size() == 1);
+    CHECK(place.offset == 0);
+    return layout.buckets[place.bucket].numel;
+  };
+  CHECK(alone_among({}) == 144);
+  CHECK(alone_among({5, 7, 300}) == 144);
+  CHECK(alone_among({5, 7}) == 144);
+}
+
 TEST_CASE("layout: nothing to lay out, and nothing but empty parameters") {
   CHECK(make_layout({}, 4, 16, 100).buckets.empty());
   const Layout layout = make_layout(of_group_0({0, 0, 0}), 4, 16, 100);
