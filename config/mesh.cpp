@@ -69,19 +69,21 @@ Sizes resolve_section(const Resolution& resolution, const MeshSizes& section, in
 // DeepSpeed's keys for tensor ranks and pipeline stages, if they ask for several; they must divide the ranks.
 Sizes read_deepspeeds(const Resolution& resolution, std::optional<int> world_size) {
   int64_t divided = world_size.value_or(0);
+  bool fits = true;
   const auto read = [&](std::string_view key) {
     if (resolution.settings.undecided(key)) return 1;
     const int64_t size = std::max<int64_t>(resolution.settings.get<int64_t>(key).value_or(1), 1);
     if (world_size && divided % size != 0) {
       resolution.report(key, "a divisor of the number of ranks, " + std::to_string(divided),
                         std::to_string(size), "change this size, or the number of ranks");
+      fits = false;
       return 1;
     }
     divided /= size;
     return static_cast<int>(std::min<int64_t>(size, std::numeric_limits<int>::max()));
   };
   const MeshSizes sizes{.tensor = read("tensor_parallel.autotp_size"), .pipeline = read("pipeline.stages")};
-  return sizes == MeshSizes() ? Sizes() : sizes;
+  return sizes == MeshSizes() || !fits ? Sizes() : sizes;
 }
 
 }  // namespace

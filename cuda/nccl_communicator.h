@@ -39,6 +39,7 @@ class NcclCommunicator : public Communicator {
   /// Memory of at least kSmallestNcclMemory bytes is registered with NCCL if ZERORUN_NCCL_REGISTER says so
   /// and all ranks support that.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
+  void announce_failure(const std::string& error) noexcept override { control_->announce_failure(error); }
   std::unique_ptr<Notices> open_notices() override { return control_->open_notices(); }
   /// Throws UserError under the conditions of split().
   void open_messages(const std::vector<std::pair<int, int>>& pairs) override;

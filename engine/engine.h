@@ -115,7 +115,8 @@ class Engine {
   /// gradient_accumulation_steps of them. Returns the mean loss over the micro-batches and data ranks, the
   /// same on every rank: a float64 scalar on device(). Sets the model to training mode.
   at::Tensor train_batch(std::span<const MicroBatch> batches);
-  /// Returns the mean loss likewise, in evaluation mode and without gradients.
+  /// Returns the mean loss likewise, in evaluation mode and without gradients. Afterwards the model is in the
+  /// mode in which it was.
   at::Tensor eval_batch(std::span<const MicroBatch> batches);
 
   /// A scope in which no backward() counts as the last one before an optimizer step. At stages 0 and 1 a

@@ -66,8 +66,10 @@ struct EngineState {
   BackwardPasses::Start begin_plain_backward();
   /// Throws UserError between offload_states() and reload_states().
   void check_states_are_here(const std::string& call) const;
-  /// Throws UserError if no step() may follow now. `call`: the function to name in the error, such as
-  /// "engine.step".
+  /// Throws UserError if nothing can be updated now, for another reason than missing gradients. `call`: the
+  /// function to name in the error, such as "engine.step".
+  void check_before_update(const std::string& call) const;
+  /// Throws UserError if no step() may follow now.
   void check_before_step(const std::string& call) const;
   /// Waits for the outcome of the last step. Throws UserError unless the program may set values of this
   /// parameter group.
@@ -88,7 +90,9 @@ struct EngineState {
   /// Throws UserError once a window of the pipeline has failed.
   void check_windows_work(const std::string& call) const;
   /// Throws UserError if no window of a pipeline may begin now.
-  void check_before_batch(const std::string& call, size_t micro_batches) const;
+  void check_before_batch(const std::string& call, size_t micro_batches);
+  template <typename Check>
+  void agree_on_batch(const std::string& call, size_t micro_batches, const Check& check);
   /// The gradient that seeds a backward from `loss`, one of the `micro_steps` of an optimizer step.
   at::Tensor seed_of(const at::Tensor& loss, int64_t micro_steps) const;
   /// Runs autograd and reduces gradients meanwhile. `gradients`: those of the roots.

@@ -80,7 +80,7 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   }
   state.follow_schedule();
   state.check_before_backward("engine.backward");
-  check_losses(state, loss);
+  check_losses(state, loss, "engine.backward");
   const at::Tensor seed = state.seed_of(loss, state.config.batch.gradient_accumulation_steps);
   state.run_backward({loss}, {seed}, retain_graph, create_graph);
 }

@@ -25,6 +25,7 @@ void EngineState::check_has_parameters(const std::string& call) const {
 }
 
 void EngineState::check_not_failed(const std::string& call) const {
+  check_windows_work(call);
   if (progress.update_failed()) {
     throw UserError(
         call + "() after a step() that threw: some parameters are updated and others are not; end the run");
@@ -121,7 +122,7 @@ void EngineState::check_trains(const std::string& call) const {
                   "block to the config or pass one to initialize()");
 }
 
-void EngineState::check_before_step(const std::string& call) const {
+void EngineState::check_before_update(const std::string& call) const {
   check_trains(call);
   check_not_failed(call);
   check_states_are_here(call);
@@ -164,7 +165,11 @@ void EngineState::check_before_step(const std::string& call) const {
         "all gradients with engine.zero_grad(), and run no backward in the GatheredParameters "
         "scope");
   }
-  if (held.backwards() > 0 || progress.in_batch()) return;
+}
+
+void EngineState::check_before_step(const std::string& call) const {
+  check_before_update(call);
+  if (held.backwards() > 0) return;
   throw UserError(call + "() without an earlier backward that reached a parameter of the model" +
                   held.why_dropped());
 }

@@ -1,15 +1,19 @@
 // Training with a model that is divided among pipeline stages: a window of micro-batches is one call.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/agreement.h"
 #include "device/dtypes.h"
 #include "engine/engine_state.h"
 #include "engine/pipeline_division.h"
@@ -87,18 +91,43 @@ void EngineState::check_windows_work(const std::string& call) const {
       pipeline_failure + ")");
 }
 
-void EngineState::check_before_batch(const std::string& call, size_t micro_batches) const {
+void EngineState::check_before_batch(const std::string& call, size_t micro_batches) {
+  check_outside_backward(call);
+  check_has_parameters(call);
   if (!stage) {
     throw UserError(call +
                     "() of an engine without a list of layers: set InitializeOptions::pipeline (Python: "
                     "PipelineModule), or call engine.backward() and engine.step()");
   }
+  held.follow_failed_backward(call);
+  held.follow_marks(call);
+  check_not_failed(call);
   if (micro_batches == 0)
     throw UserError(call + "() without micro-batches: give gradient_accumulation_steps of them");
   if (progress.in_no_sync())
     throw UserError(call + "() inside a no_sync() scope, which it cannot follow: end the scope first");
   if (held.backwards() > 0 || progress.counts().micro > 0)
     throw UserError(call + "() between backward() and step(): call it after step()");
+}
+
+// Runs `check` on all ranks, of which each gives as many micro-batches. If it throws on any rank, all ranks
+// throw its error, so that none begins a window in which others do not take part.
+template <typename Check>
+void EngineState::agree_on_batch(const std::string& call, size_t micro_batches, const Check& check) {
+  Communicator& world = mesh.world();
+  const Failure failure = failure_of(check);
+  const std::string label = "the beginning of " + call;
+  const at::Tensor counts = at::zeros({world.world_size()}, at::kLong);
+  int64_t* by_rank = counts.mutable_data_ptr<int64_t>();
+  by_rank[world.rank()] = failure ? -1 : static_cast<int64_t>(micro_batches);
+  world.all_reduce(counts, label)->wait();
+  const std::span<const int64_t> all(by_rank, static_cast<size_t>(world.world_size()));
+  if (std::ranges::find(all, -1) != all.end()) raise_first(exchange_texts(failure.encoded(), world, label));
+  const auto other = std::ranges::find_if(all, [&](int64_t count) { return count != all[0]; });
+  if (other == all.end()) return;
+  throw UserError(call + "(): rank 0 gives " + std::to_string(all[0]) + " micro-batches, and rank " +
+                  std::to_string(other - all.begin()) + " gives " + std::to_string(*other) +
+                  ": give as many on all ranks");
 }
 
 // Runs a part of a window that other ranks take part in: this rank cannot go on if it throws.
@@ -121,21 +150,20 @@ at::Tensor EngineState::mean_loss(const at::Tensor& own) {
 
 at::Tensor EngineState::train_batch(std::span<const MicroBatch> batches) {
   const std::string call = "engine.train_batch";
-  check_outside_backward(call);
-  check_has_parameters(call);
-  check_windows_work(call);
-  held.follow_failed_backward(call);
-  held.follow_marks(call);
-  check_before_batch(call, batches.size());
-  if (!c10::GradMode::is_enabled())
-    throw UserError(call + "() with autograd off (torch::NoGradGuard; Python: torch.no_grad())");
-  finish_open_step();
-  follow_schedule();
-  check_before_backward(call);
+  if (mesh.world().world_size() > 1) check_windows_work(call);  // other ranks may be gone
+  agree_on_batch(call, batches.size(), [&] {
+    check_before_batch(call, batches.size());
+    if (!c10::GradMode::is_enabled())
+      throw UserError(call + "() with autograd off (torch::NoGradGuard; Python: torch.no_grad())");
+    finish_open_step();
+    follow_schedule();
+    check_before_backward(call);
+    check_before_update(call);
+  });
   if (!model.is_training()) model.set_training(true);
 
   const auto count = static_cast<int64_t>(batches.size());
-  const at::Tensor loss = run_window(call, [&] {
+  return run_window(call, [&] {
     progress.begin_batch(count);
     if (residency) residency->set_ends_surely(true);
     const at::Tensor own = stage->train(batches, [&](const Tensors& roots, const Tensors& gradients) {
@@ -143,24 +171,21 @@ at::Tensor EngineState::train_batch(std::span<const MicroBatch> batches) {
         held.end_micro_step();
         progress.end_micro_step();
       }
-      if (!gradients.empty()) return run_backward(roots, gradients);
-      check_losses(*this, roots.front());
+      if (roots.empty() || !gradients.empty()) return run_backward(roots, gradients);
+      check_losses(*this, roots.front(), call);
       run_backward(roots, {seed_of(roots.front(), count)});
     });
     if (residency) residency->set_ends_surely(false);
-    progress.complete_batch();
-    return mean_loss(own);
+    at::Tensor loss = mean_loss(own);
+    step();
+    return loss;
   });
-  run_window(call, [&] { step(); });
-  return loss;
 }
 
 at::Tensor EngineState::eval_batch(std::span<const MicroBatch> batches) {
   const std::string call = "engine.eval_batch";
-  check_outside_backward(call);
-  check_has_parameters(call);
-  check_windows_work(call);
-  check_before_batch(call, batches.size());
+  if (mesh.world().world_size() > 1) check_windows_work(call);
+  agree_on_batch(call, batches.size(), [&] { check_before_batch(call, batches.size()); });
   const bool was_training = model.is_training();
   if (was_training) model.set_training(false);
   at::Tensor loss = run_window(call, [&] { return mean_loss(stage->evaluate(batches)); });

@@ -3,11 +3,13 @@
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "base/error.h"
 #include "base/heap.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "comm/agreement.h"
 #include "comm/connect/rendezvous.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
@@ -56,7 +58,7 @@ Config without_optimizer(Config config) {
 }  // namespace
 
 Engine initialize(Model model, const Config& given, InitializeOptions options) {
-  const Config config = options.computes_only ? without_optimizer(given) : given;
+  Config config = options.computes_only ? without_optimizer(given) : given;
   if (is_recording()) {
     throw UserError("initialize() inside a DeferredInit scope: end the scope once the model is built");
   }
@@ -65,7 +67,14 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   check_offload_options(config, options);
   Mesh mesh = make_mesh(config, options, options.communicator ? options.communicator : connect());
   check_data_size(config, mesh);
-  std::optional<DividedModel> divided = divide_model(model, config, options, mesh);
+  std::optional<DividedModel> divided;
+  const auto divide = [&] { divided = divide_model(model, config, options, mesh); };
+  if (mesh.sizes().pipeline > 1) {
+    on_all_ranks(mesh.world(), "the layers of the pipeline", divide);
+  } else {
+    divide();
+  }
+  if (!divided) config.pipeline.reduces_by_window = false;  // windows are a pipeline's
   ModelParameters parameters = collect_parameters(model, config, options);
   parameters.is_divided = divided.has_value();
   parameters.has_tensor_plan = has_tensor_plan(options, mesh);
@@ -81,12 +90,14 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
     log_precision(config.precision);
   }
   WholeModel whole;
+  std::vector<TensorElsewhere> elsewhere;
   if (divided) {
     whole = whole_model(parameters, model);
-    whole.earlier = keep_stage(model, parameters, *divided, config, mesh);
+    elsewhere = keep_stage(model, parameters, *divided, config, mesh);
   }
   auto state = kept_by_forks(std::make_shared<EngineState>(std::move(model), config, std::move(mesh),
                                                            std::move(parameters), options));
+  leave_to_other_stages(elsewhere, state->mesh.coordinates().pipeline);
   if (divided) state->start_pipeline(std::move(*divided), std::move(whole), options);
   log_offload(config, state->store, state->mesh.world());
   return_freed_memory();  // memory that parameters had before they moved into buckets

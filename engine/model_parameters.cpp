@@ -369,6 +369,7 @@ void move_and_broadcast(const NamedTensor& other, const Mesh& mesh, bool has_ten
     tensor.set_data(tensor.detach().to(device, dtype));
   }
   if (has_tensor_plan && communicator.rank() == 0) broadcast_tensor(other, 0, mesh.along(MeshAxis::tensor));
+  if (other.tied && communicator.rank() == 0) broadcast_tensor(other, 0, *other.tied);
   broadcast_tensor(other, 0, communicator);
 }
 

@@ -22,6 +22,7 @@ struct NamedTensor {
   at::Tensor tensor;
   std::optional<Dtype> dtype = {};  // the dtype to convert the tensor to, if any
   bool is_buffer = false;
+  std::shared_ptr<Communicator> tied = {};  // as NamedParameter::tied
 };
 
 struct ModelParameters {
@@ -37,7 +38,6 @@ struct ModelParameters {
 struct WholeModel {
   std::map<std::string, checkpoint::SavedParameter> tensors;  // of all stages
   std::set<std::string> buffers;
-  std::set<std::string> earlier;  // of this stage's tensors outside of buckets those that an earlier one has
 };
 
 /// Collects the model's tensors and checks them. A parameter's group comes from `options.optimizer`, else
@@ -56,7 +56,8 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
 /// Copies `root`'s values to all ranks.
 void broadcast_tensor(const NamedTensor& tensor, int root, Communicator& communicator);
 /// Moves model.unbucketed and model.unsaved to the rank's device, converts them, and copies the values of the
-/// first rank of the data group, with a tensor plan those of the first tensor rank, to all ranks. Returns why
+/// first rank of the data group, with a tensor plan those of the first tensor rank, of tied ones those of
+/// the first stage, to all ranks. Returns why
 /// this rank could not compute deferred values, as Buckets::unfilled().
 Failure broadcast_others(const ModelParameters& model, const Mesh& mesh);
 

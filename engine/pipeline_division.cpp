@@ -1,11 +1,14 @@
 #include "engine/pipeline_division.h"
 
+#include <c10/core/GradMode.h>
+
 #include <iterator>
 #include <map>
 #include <utility>
 
 #include "base/error.h"
 #include "engine/state_placement.h"
+#include "zero/interception.h"
 
 namespace zerorun {
 namespace {
@@ -94,48 +97,56 @@ std::optional<DividedModel> divide_model(const Model& model, const Config& confi
   DividedModel divided{.layers = {first, pipeline.layers.begin() + begins[stage + 1]},
                        .behind = stage > 0 ? std::prev(first)->name : "",
                        .words = words_of(pipeline.layers, begins),
-                       .stages = std::move(having),
-                       .tied = {}};
-  std::map<std::set<int>, std::shared_ptr<Communicator>> groups;
-  for (const auto& [name, tensor] : model.parameters) {
-    const std::set<int>& owners = divided.stages.at(tensor.unsafeGetTensorImpl());
-    if (owners.size() == 1) continue;
-    auto [group, is_new] = groups.try_emplace(owners);
-    if (is_new) group->second = split_off(owners, name, mesh.along(MeshAxis::pipeline));
-    if (owners.contains(stage)) divided.tied[tensor.unsafeGetTensorImpl()] = group->second;
-  }
+                       .stages = std::move(having)};
   return divided;
 }
 
-std::set<std::string> keep_stage(Model& model, ModelParameters& parameters, const DividedModel& divided,
-                                 const Config& config, const Mesh& mesh) {
+std::vector<TensorElsewhere> keep_stage(Model& model, ModelParameters& parameters,
+                                        const DividedModel& divided, const Config& config, const Mesh& mesh) {
   const int stage = mesh.coordinates().pipeline;
   const auto stages_of = [&](const at::Tensor& tensor) -> const std::set<int>& {
     return divided.stages.at(tensor.unsafeGetTensorImpl());
   };
-  for (auto* tensors : {&model.parameters, &model.buffers, &model.unsaved_buffers})
-    std::erase_if(*tensors, [&](const auto& named) { return !stages_of(named.second).contains(stage); });
-  for (auto* bucketed : {&parameters.trained, &parameters.frozen}) {
-    std::erase_if(*bucketed, [&](const auto& named) { return !stages_of(named.tensor).contains(stage); });
-    for (NamedParameter& parameter : *bucketed) {
-      const auto found = divided.tied.find(parameter.tensor.unsafeGetTensorImpl());
-      if (found != divided.tied.end()) parameter.tied = found->second;
+  // All ranks make the same groups in the same order.
+  std::map<std::set<int>, std::shared_ptr<Communicator>> groups;
+  std::vector<TensorElsewhere> elsewhere;
+  for (auto* tensors : {&model.parameters, &model.buffers, &model.unsaved_buffers}) {
+    for (const auto& [name, tensor] : *tensors) {
+      const std::set<int>& owners = stages_of(tensor);
+      if (owners.size() > 1 && !groups.contains(owners))
+        groups[owners] = split_off(owners, name, mesh.along(MeshAxis::pipeline));
+      if (!owners.contains(stage)) elsewhere.push_back({name, tensor, *owners.begin()});
     }
+    std::erase_if(*tensors, [&](const auto& named) { return !stages_of(named.second).contains(stage); });
   }
+  const auto keep_own = [&](auto& tensors) {
+    std::erase_if(tensors, [&](const auto& named) { return !stages_of(named.tensor).contains(stage); });
+    for (auto& named : tensors) {
+      if (stages_of(named.tensor).size() > 1) named.tied = groups.at(stages_of(named.tensor));
+    }
+  };
+  keep_own(parameters.trained);
+  keep_own(parameters.frozen);
+  keep_own(parameters.unbucketed);
+  keep_own(parameters.unsaved);
   for (const NamedParameter& parameter : parameters.trained) {
     if (!parameter.tied || !updates_on_host(config, mesh.data().device())) continue;
     throw UserError("several pipeline stages have the parameter " + parameter.name +
                     ", whose gradients are summed on the GPU, and offload_optimizer updates on the host: use "
                     "one of the two");
   }
-  std::set<std::string> earlier;
-  for (auto* others : {&parameters.unbucketed, &parameters.unsaved}) {
-    std::erase_if(*others, [&](const auto& named) { return !stages_of(named.tensor).contains(stage); });
-    for (const NamedTensor& other : *others) {
-      if (*stages_of(other.tensor).begin() < stage) earlier.insert(other.name);
-    }
+  return elsewhere;
+}
+
+void leave_to_other_stages(const std::vector<TensorElsewhere>& tensors, int own_stage) {
+  const c10::NoGradGuard no_grad;
+  for (const auto& [name, tensor, stage] : tensors) {
+    const std::string message = name + " belongs to pipeline stage " + std::to_string(stage) +
+                                ", and this rank is of stage " + std::to_string(own_stage) +
+                                ", where it has no values: if a layer of this stage uses it, list it in "
+                                "PipelineLayer::tensors of that layer";
+    at::Tensor(tensor).set_data(without_memory(tensor, message));
   }
-  return earlier;
 }
 
 std::string describe_pipeline(const InitializeOptions& options) {

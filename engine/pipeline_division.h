@@ -22,21 +22,28 @@ struct DividedModel {
   std::string words;                  // the layers of all stages: "embedding to h.1 | h.2 to head"
   /// The stages that have a tensor, for each of the model.
   std::unordered_map<c10::TensorImpl*, std::set<int>> stages;
-  /// Of parameters that this stage and others have: the ranks that have them (NamedParameter::tied).
-  std::unordered_map<c10::TensorImpl*, std::shared_ptr<Communicator>> tied;
 };
 
-/// Returns nothing if the model is not divided. A collective of the pipeline ranks if parameters are tied.
-/// Throws UserError if the mesh has several pipeline stages and options.pipeline is not set, or if its layers
-/// do not make up the model.
+// A tensor that only other stages have.
+struct TensorElsewhere {
+  std::string name;
+  at::Tensor tensor;
+  int stage;  // the first of them
+};
+
+/// Returns nothing if the model is not divided. Throws UserError if the mesh has several pipeline stages and
+/// options.pipeline is not set, or if its layers do not make up the model.
 std::optional<DividedModel> divide_model(const Model& model, const Config& config,
                                          const InitializeOptions& options, const Mesh& mesh);
 
 /// Leaves in `model` and `parameters`, which are the whole model's, only the tensors of this stage, and sets
-/// NamedParameter::tied. Returns the names of those outside of buckets that an earlier stage has too. Throws
+/// `tied` of those that other stages have too. Returns the others. A collective of the pipeline ranks. Throws
 /// UserError if the config has a setting that tied parameters exclude.
-std::set<std::string> keep_stage(Model& model, ModelParameters& parameters, const DividedModel& divided,
-                                 const Config& config, const Mesh& mesh);
+std::vector<TensorElsewhere> keep_stage(Model& model, ModelParameters& parameters,
+                                        const DividedModel& divided, const Config& config, const Mesh& mesh);
+/// Takes the memory of tensors that other stages have: access to them then throws with the stage's number.
+/// Otherwise this rank would compute with initial values that nothing trains.
+void leave_to_other_stages(const std::vector<TensorElsewhere>& tensors, int own_stage);
 
 /// All of options.pipeline that must be the same on all ranks, as text to compare.
 std::string describe_pipeline(const InitializeOptions& options);

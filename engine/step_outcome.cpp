@@ -90,10 +90,15 @@ const std::string& StepOutcome::parameter_of_sum(int64_t number) const {
 
 StepOutcome::Culprit StepOutcome::find_culprit(std::span<const double> gradients,
                                                std::span<const double> sums) const {
-  auto first = [](std::span<const double> all) {
+  // Backward comes to the last pipeline stage first.
+  const auto stage_of = [&](int rank) { return coordinates_of(rank, mesh_->sizes()).pipeline; };
+  auto first = [&](std::span<const double> all) {
     int found = -1;
     for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
-      if (all[rank] > 0 && (found < 0 || all[rank] < all[found])) found = rank;
+      if (!(all[rank] > 0)) continue;
+      const bool is_earlier = found < 0 || stage_of(rank) > stage_of(found) ||
+                              (stage_of(rank) == stage_of(found) && all[rank] < all[found]);
+      if (is_earlier) found = rank;
     }
     return found;
   };

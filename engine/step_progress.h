@@ -36,9 +36,7 @@ class StepProgress {
   /// From now until end_window() an optimizer step has `micro_steps`, whatever the config and the program
   /// say.
   void begin_batch(int64_t micro_steps) { batch_ = micro_steps; }
-  bool in_batch() const { return batch_.has_value(); }
-  /// The next step() updates, however many backwards this rank has run.
-  void complete_batch() { counts_.micro = *batch_ - 1; }
+
   /// Whether the program has declared the next backward the last one before an optimizer step.
   bool is_declared_last() const { return boundary_.value_or(false) && !in_no_sync(); }
   void set_boundary(bool is_boundary) { boundary_ = is_boundary; }

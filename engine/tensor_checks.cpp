@@ -104,7 +104,7 @@ std::string name_of(const EngineState& state, const Difference& found) {
 
 }  // namespace
 
-void check_losses(const EngineState& state, const at::Tensor& loss) {
+void check_losses(const EngineState& state, const at::Tensor& loss, const std::string& call) {
   if (!state.tensor_rule || state.progress.counts().global > 0) return;
   c10::NoGradGuard no_grad;
   const at::Tensor own = loss.detach().to(at::kCPU, at::kDouble).reshape({1}).clone();
@@ -114,8 +114,8 @@ void check_losses(const EngineState& state, const at::Tensor& loss) {
     const double first = values[0][0], other = values[rank][0];
     if (!std::isfinite(first) || !std::isfinite(other)) continue;
     if (std::abs(first - other) <= tolerance_of(state) * std::max(std::abs(first), std::abs(other))) continue;
-    throw UserError(c10::str("engine.backward(loss): the losses of tensor ranks 0 and ", rank, " are ", first,
-                             " and ", other, ", and must be the same: ", kSameSamples,
+    throw UserError(c10::str(call, "(): the losses of tensor ranks 0 and ", rank, " are ", first, " and ",
+                             other, ", and must be the same: ", kSameSamples,
                              "; else a module of the tensor plan is colwise and its result is used as if it "
                              "were whole (colwise_gather_output gathers it)"));
   }

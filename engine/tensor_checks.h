@@ -11,8 +11,9 @@
 namespace zerorun {
 
 /// Compares a loss over the tensor group. Throws UserError on all ranks of the group if the ranks' losses
-/// differ by more than rounding. Does nothing once the first optimizer step is done.
-void check_losses(const EngineState& state, const at::Tensor& loss);
+/// differ by more than rounding. Does nothing once the first optimizer step is done. `call`:
+/// "engine.backward".
+void check_losses(const EngineState& state, const at::Tensor& loss, const std::string& call);
 
 /// Compares the gradients of parameters that are not split, whose sums over data ranks are complete, over the
 /// tensor group. Throws UserError on all ranks of the job if one differs by more than rounding: it names the

@@ -6,7 +6,8 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <exception>
+#include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 #include "base/error.h"
@@ -36,9 +37,23 @@ auto run_in(const std::string& place, const Tensors& given, const std::string& g
   } catch (c10::Error& error) {
     error.add_context(context());
     throw;
-  } catch (const UserError& error) {
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::runtime_error& error) {
+    throw UserError(std::string(error.what()) + " (" + context() + ")");
+  } catch (const std::logic_error& error) {
     throw UserError(std::string(error.what()) + " (" + context() + ")");
   }
+}
+
+void check_output(const at::Tensor& tensor, const std::string& layer, c10::Device device) {
+  if (!tensor.defined()) throw UserError(layer + " has returned an undefined tensor");
+  const bool is_dense = tensor.layout() == at::kStrided;
+  if (is_dense && tensor.device() == device) return;
+  throw UserError(layer + " has returned a tensor that is " +
+                  (is_dense ? "on " + tensor.device().str() + ", expected one on " + device.str()
+                            : std::string("not dense")) +
+                  ": layers of a pipeline pass dense tensors on the engine's device");
 }
 
 }  // namespace
@@ -73,9 +88,7 @@ Tensors PipelineStage::run_layers(Tensors tensors) const {
     const std::string name = "layer " + layer.name;
     tensors = run_in(name + " of pipeline stage " + std::to_string(stage_), tensors, giver,
                      [&] { return layer.forward(tensors); });
-    for (const at::Tensor& tensor : tensors) {
-      if (!tensor.defined()) throw UserError(name + " has returned an undefined tensor");
-    }
+    for (const at::Tensor& tensor : tensors) check_output(tensor, name, ranks_->device().location());
     giver = name;
   }
   return tensors;
@@ -102,36 +115,56 @@ void PipelineStage::arrive(Activations& activations, const PipelineAction& actio
   if (!action.is_forward) {
     wait_for(flight.works);
   } else if (!is_first()) {
-    flight.leaves = activations.from.take();
+    flight.received = activations.from.take();
   }
+}
+
+// What the layers are given of a micro-batch. Whatever they do to it, gradients go back for those activations
+// that required grad where they come from.
+Tensors PipelineStage::inputs_of(const Activations& activations, const MicroBatch& batch,
+                                 InFlight& flight) const {
+  if (is_first()) return batch.inputs;
+  Tensors inputs = std::exchange(flight.received, {});
+  for (size_t index = 0; index < inputs.size(); ++index) {
+    if (!activations.from.facts()[index].requires_grad) continue;
+    flight.leaves.push_back(inputs[index].requires_grad_(true));
+    inputs[index] = Arrival::apply(inputs[index]);
+  }
+  return inputs;
 }
 
 void PipelineStage::compute(Activations& activations, const MicroBatch& batch, int micro_batch,
                             InFlight& flight) {
-  Tensors inputs = is_first() ? batch.inputs : flight.leaves;
-  for (size_t index = 0; index < flight.leaves.size(); ++index) {
-    if (!activations.from.facts()[index].requires_grad) continue;
-    flight.leaves[index].requires_grad_(true);
-    inputs[index] = Arrival::apply(flight.leaves[index]);
-  }
-  flight.outputs = run_layers(std::move(inputs));
+  flight.outputs = run_layers(inputs_of(activations, batch, flight));
   if (is_last()) {
     flight.outputs = {loss_of(flight.outputs, batch)};
+    const bool goes_back = trains() || !flight.leaves.empty();
+    if (c10::GradMode::is_enabled() && goes_back && !flight.outputs[0].requires_grad()) {
+      throw UserError(
+          "the loss of the pipeline does not require grad, so that nothing would be trained: compute it from "
+          "the outputs of layer " +
+          layers_.back().name + " without detach() and with autograd on");
+    }
   } else {
     activations.to.send(flight.outputs, label("activations", micro_batch, stage_, stage_ + 1));
   }
 }
 
 void PipelineStage::propagate(InFlight& flight, int micro_batch, const Backward& backward) {
-  if (!flight.outputs.empty()) backward(flight.outputs, flight.arriving);
+  backward(flight.outputs, flight.arriving);
   Tensors gradients;
   for (const at::Tensor& leaf : flight.leaves) {
-    if (!leaf.requires_grad()) continue;
     gradients.push_back(leaf.grad().defined() ? leaf.grad() : at::zeros_like(leaf));
   }
   if (!is_first())
     send_tensors(*ranks_, stage_ - 1, gradients, label("gradients", micro_batch, stage_, stage_ - 1));
   flight = {};
+}
+
+bool PipelineStage::trains() const {
+  return std::ranges::any_of(layers_, [](const PipelineLayer& layer) {
+    return std::ranges::any_of(layer.tensors, [](const at::Tensor& each) { return each.requires_grad(); });
+  });
 }
 
 at::Tensor PipelineStage::no_loss() const {

@@ -23,8 +23,9 @@ namespace zerorun {
 
 class PipelineStage {
  public:
-  /// Runs autograd from `roots`. `gradients` are those of the roots, which contain the loss scale and the
-  /// division by the number of micro-batches already; empty if `roots` is the loss of the last stage.
+  /// Runs autograd from `roots`, if there are any. `gradients` are those of the roots, which contain the loss
+  /// scale and the division by the number of micro-batches already; empty if `roots` is the loss of the last
+  /// stage.
   using Backward = std::function<void(const Tensors& roots, const Tensors& gradients)>;
 
   /// `layers`: those of this stage. `behind`: the name of the layer before the first of them, for messages.
@@ -35,7 +36,8 @@ class PipelineStage {
   bool is_last() const { return stage_ == stages_ - 1; }
 
   /// Forwards and backwards of all micro-batches. `backward` is called once for each micro-batch, in their
-  /// order, unless nothing before or in this stage requires grad. Returns the mean of the micro-batches'
+  /// order; without roots if nothing before or in this stage requires grad. Throws UserError if the loss has
+  /// no gradient that could go back. Returns the mean of the micro-batches'
   /// losses, float64 on the device; of other stages than the last one 0.
   at::Tensor train(std::span<const MicroBatch> batches, const Backward& backward);
   /// Only the forwards, without gradients.
@@ -49,7 +51,8 @@ class PipelineStage {
   };
   // A micro-batch between its forward and its backward.
   struct InFlight {
-    Tensors leaves;    // the activations that this stage has received; empty on the first stage
+    Tensors received;  // the activations, until the layers are given them
+    Tensors leaves;    // of these the ones that require grad on the stage before
     Tensors outputs;   // those that were sent, or the loss
     Tensors arriving;  // gradients of the outputs that require grad
     std::vector<std::unique_ptr<Work>> works;
@@ -58,6 +61,7 @@ class PipelineStage {
   bool is_first() const { return stage_ == 0; }
   /// Both ranks must have as many micro-batches, so that is in the label too.
   std::string label(const char* what, int micro_batch, int from, int to) const;
+  Tensors inputs_of(const Activations& activations, const MicroBatch& batch, InFlight& flight) const;
   /// Posts the receives of what the action needs.
   void post(Activations& activations, const PipelineAction& action, InFlight& flight);
   /// Waits for them.
@@ -68,6 +72,7 @@ class PipelineStage {
   at::Tensor loss_of(const Tensors& outputs, const MicroBatch& batch) const;
   /// The rest of a backward.
   void propagate(InFlight& flight, int micro_batch, const Backward& backward);
+  bool trains() const;
   at::Tensor no_loss() const;
 
   std::vector<PipelineLayer> layers_;

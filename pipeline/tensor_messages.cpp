@@ -46,6 +46,11 @@ Tensors allocate(const std::vector<TensorFacts>& facts, Communicator& ranks) {
   return tensors;
 }
 
+// The values as they lie in memory: of a conjugate or negative view they are computed first.
+at::Tensor in_memory(const at::Tensor& tensor) {
+  return tensor.detach().resolve_conj().resolve_neg().contiguous();
+}
+
 }  // namespace
 
 std::vector<TensorFacts> facts_of(const Tensors& tensors) {
@@ -67,8 +72,7 @@ std::string describe(const Tensors& tensors) {
 
 void send_tensors(Communicator& ranks, int receiver, const Tensors& tensors, const std::string& label) {
   for (size_t index = 0; index < tensors.size(); ++index) {
-    ranks.send(tensors[index].detach().contiguous(), receiver, label_of_tensor(label, index, tensors.size()))
-        ->wait();
+    ranks.send(in_memory(tensors[index]), receiver, label_of_tensor(label, index, tensors.size()))->wait();
   }
 }
 

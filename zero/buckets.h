@@ -46,7 +46,7 @@ struct NamedParameter {
   int group;          // parameter group, or kFrozen
   Share share = Share::whole;
   std::shared_ptr<const Split> split = {};  // set if `share` is split
-  /// The ranks of the pipeline stages that have this trained parameter too, with this one's; null if there is
+  /// The ranks of the pipeline stages that have this parameter too, with this one's; null if there is
   /// only this stage. It is in a bucket of its own. Initial values are those of rank 0.
   std::shared_ptr<Communicator> tied = {};
 };

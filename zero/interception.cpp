@@ -328,6 +328,17 @@ at::Tensor marked_view(const c10::Storage& storage, at::ScalarType dtype, at::In
   return tensor;
 }
 
+at::Tensor without_memory(const at::Tensor& like, const std::string& message) {
+  int64_t end = like.numel() > 0 ? like.storage_offset() + 1 : 0;
+  for (int64_t dim = 0; like.numel() > 0 && dim < like.dim(); ++dim)
+    end += (like.size(dim) - 1) * like.stride(dim);
+  const c10::Storage storage(c10::Storage::use_byte_size_t(),
+                             c10::SymInt(end * static_cast<int64_t>(like.element_size())),
+                             c10::DataPtr(nullptr, like.device()), nullptr, false);
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  return marked_view(storage, like.scalar_type(), like.sizes(), like.strides(), like.storage_offset());
+}
+
 RecordingScope::RecordingScope(OperatorRecorder& recorder)
     : outer_(std::exchange(current_recorder, &recorder)),
       was_included_(c10::impl::tls_is_dispatch_key_included(kKey)) {

@@ -90,6 +90,8 @@ bool interception_key_is_free();
 /// A storage of `nbytes` on `device`, without memory, that belongs to `owner`; access throws `message`.
 c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, c10::Device device,
                                 const std::string& message);
+/// A tensor without memory that belongs to nobody, and is otherwise like `like`; access throws `message`.
+at::Tensor without_memory(const at::Tensor& like, const std::string& message);
 /// Gives the storage memory, or takes its memory away. While it has no memory, any access throws the message
 /// passed to make_owned_storage().
 void give_memory(const c10::Storage& storage, void* data);

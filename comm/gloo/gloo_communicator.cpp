@@ -79,6 +79,10 @@ class GlooCommunicator : public Communicator {
     if (!ranks.name.empty()) set_group(std::move(ranks));
   }
 
+  void announce_failure(const std::string& error) noexcept override {
+    links_->failures->post(rank_in_job(rank()), error);
+  }
+
   std::unique_ptr<Notices> open_notices() override { return make_notices(store_, boards_++); }
   int64_t scratch_bytes() const override { return links_->scratch.bytes(); }
 

@@ -163,8 +163,7 @@ int saved_part(const EngineState& state, int parameter, StateKind kind) {
 }
 
 bool writes(const EngineState& state, int bucket, StateKind kind) {
-  const auto& tied = state.buckets.parameters()[state.store.layout(bucket).parameters.front()].tied;
-  if (tied && tied->rank() > 0) return false;
+  if (is_tied_behind(state.buckets.parameters()[state.store.layout(bucket).parameters.front()])) return false;
   return state.mesh.coordinates().tensor == 0 ||
          differs_among_tensor_ranks(state.store.layout(bucket).share, kind);
 }

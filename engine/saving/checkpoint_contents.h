@@ -47,6 +47,11 @@ bool writes(const EngineState& state, int bucket, StateKind kind);
 /// The mesh of the job, if it has one: checkpoint::Manifest::mesh.
 std::optional<MeshSizes> saved_mesh(const EngineState& state);
 
+/// Whether an earlier pipeline stage has the tensor too, and writes it.
+template <typename Named>
+bool is_tied_behind(const Named& named) {
+  return named.tied && named.tied->rank() > 0;
+}
 /// Whether this rank writes the buffers and whole frozen parameters of its pipeline stage.
 bool writes_others(const EngineState& state);
 /// The names of the files of these, which are those of a pipeline stage.

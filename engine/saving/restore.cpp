@@ -51,7 +51,7 @@ void Restore::gather_slices() const {
 }
 
 void Restore::read_module() const {
-  for (const auto& [name, tensor, dtype, is_buffer] : state_->unbucketed) {
+  for (const auto& [name, tensor, dtype, is_buffer, tied] : state_->unbucketed) {
     if (tensor.numel() == 0 || !is_there(name)) continue;
     const std::string source = source_of_values(names_.at(name));
     tensor.detach().copy_(read_whole(names_.at(name), source));

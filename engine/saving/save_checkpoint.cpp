@@ -224,7 +224,7 @@ at::Tensor on_host(const at::Tensor& tensor, bool copy) {
 checkpoint::FileToWrite file_of_buffers(const EngineState& state) {
   checkpoint::FileToWrite file{.name = name_of_buffers_file(state), .metadata = metadata_of(), .ranges = {}};
   for (const NamedTensor& other : state.unbucketed) {
-    if (other.is_buffer && !state.whole.earlier.contains(other.name))
+    if (other.is_buffer && !is_tied_behind(other))
       file.ranges.push_back(whole_range(other, on_host(other.tensor, true)));
   }
   return file;
@@ -239,7 +239,7 @@ checkpoint::FileToWrite file_of_frozen(EngineState& state) {
   std::vector<at::Tensor> values;
   std::vector<uint64_t> digests;
   for (const NamedTensor& other : state.unbucketed) {
-    if (other.is_buffer || state.whole.earlier.contains(other.name)) continue;
+    if (other.is_buffer || is_tied_behind(other)) continue;
     const at::Tensor& contiguous = values.emplace_back(on_host(other.tensor, false));
     digests.push_back(checkpoint::checksum_of(
         {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()}));
@@ -248,7 +248,7 @@ checkpoint::FileToWrite file_of_frozen(EngineState& state) {
   state.checkpoints.frozen().find_published(file);
   auto next = values.begin();
   for (const NamedTensor& other : state.unbucketed) {
-    if (other.is_buffer || state.whole.earlier.contains(other.name)) continue;
+    if (other.is_buffer || is_tied_behind(other)) continue;
     const at::Tensor& contiguous = *next++;
     const bool copies = !file.published && contiguous.is_alias_of(other.tensor);
     file.ranges.push_back(whole_range(other, copies ? contiguous.clone() : contiguous));

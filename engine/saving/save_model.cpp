@@ -32,11 +32,11 @@ std::string stem_of(const std::string& filename) {
 
 // Of tensors that several pipeline stages have, the first of these gives the values.
 bool is_written(const NamedParameter& parameter) {
-  return !parameter.tied || parameter.tied->rank() == 0;
+  return !is_tied_behind(parameter);
 }
 
-bool is_written(const EngineState& state, const NamedTensor& other, bool exclude_frozen) {
-  return (other.is_buffer || !exclude_frozen) && !state.whole.earlier.contains(other.name);
+bool is_written(const NamedTensor& other, bool exclude_frozen) {
+  return (other.is_buffer || !exclude_frozen) && !is_tied_behind(other);
 }
 
 // The parameter's values, all of them: a collective of the tensor group if it is split. Its bucket is held.
@@ -58,7 +58,7 @@ std::vector<TensorToStore> tensors_of(const EngineState& state, int buckets, boo
     }
   }
   for (const NamedTensor& other : state.unbucketed) {
-    if (!is_written(state, other, exclude_frozen)) continue;
+    if (!is_written(other, exclude_frozen)) continue;
     tensors.push_back({other.name, spelled(other.tensor.scalar_type()), other.tensor.sizes().vec()});
   }
   return tensors;
@@ -204,7 +204,7 @@ void save_16bit_model(EngineState& state, const fs::path& directory, const std::
     if (state.residency) state.residency->unhold(held, ScopeEnd::read);
   }
   for (const NamedTensor& other : state.unbucketed) {
-    if (parts.joins() && is_written(state, other, exclude_frozen)) give(other.tensor, other.name);
+    if (parts.joins() && is_written(other, exclude_frozen)) give(other.tensor, other.name);
   }
   parts.receive_others([&](const at::Tensor& values) { file.write(values); });
   on_all_ranks(state.mesh.world(), label, [&] { file.finish(); });

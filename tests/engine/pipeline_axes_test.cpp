@@ -140,15 +140,25 @@ TEST_CASE("Ranks that draw other initial values train those of the first data ra
   CHECK_NOTHROW(run_ranks(4, [&](std::shared_ptr<Communicator> communicator) {
     const int rank = communicator->rank();
     Decoder model(options);
+    model->register_buffer("scale", at::full({3}, 0.5));
+    const at::Tensor frozen = model->named_parameters()["last_norm.bias"].requires_grad_(false);
+    const at::Tensor of_first_frozen = frozen.detach().clone();
+    Pipeline pipeline = pipeline_of(model);
+    pipeline.layers[0].tensors.push_back(frozen);
+    for (const int layer : {0, 3}) pipeline.layers[layer].tensors.push_back(model->named_buffers()["scale"]);
     const at::Tensor embedding = model->named_parameters()["embedding.weight"];
     const at::Tensor of_first = embedding.detach().clone();
     {
       torch::NoGradGuard no_grad;
       for (const at::Tensor& parameter : model->parameters()) parameter.add_(rank);
+      model->named_buffers()["scale"].add_(rank);
     }
-    Engine engine = divided_engine(model, decoder_config(1, kSgd, 1), {2, 1, 2}, std::move(communicator));
+    Engine engine =
+        divided_engine(model, decoder_config(1, kSgd, 1), {2, 1, 2}, std::move(communicator), pipeline);
     const GatheredParameters whole(engine, {embedding});
     testing::expect_same(embedding.detach().clone(), of_first, "the tied parameter is the first stage's");
+    testing::expect_same(frozen.detach().clone(), of_first_frozen, "and so is a frozen one");
+    testing::expect_same(model->named_buffers()["scale"], at::full({3}, 0.5), "and a buffer");
   }));
 }
 

@@ -77,7 +77,10 @@ Values train(const Run& run) {
     engine.wait_for_checkpoint();
     std::lock_guard lock(mutex);
     for (const auto& [name, values] : own.parameters) all.emplace(name, values);
-    for (const auto& buffer : model.decoder->named_buffers()) all.emplace(buffer.key(), buffer.value());
+    for (const auto& buffer : model.decoder->named_buffers()) {
+      if (is_of_stage(buffer.value(), model.pipeline, engine.mesh()))
+        all.emplace(buffer.key(), buffer.value());
+    }
   });
   return all;
 }

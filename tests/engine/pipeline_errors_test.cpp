@@ -163,8 +163,66 @@ TEST_CASE("Ranks with other numbers of micro-batches are told so") {
     const int rank = communicator->rank();
     Decoder model(kSmall);
     Engine engine = divided_engine(model, decoder_config(1, kSgd, 4), {1, 1, 2}, std::move(communicator));
-    expect_throws([&] { engine.train_batch(window_of(kSmall, 0, 3 + rank, 0)); }, "of micro-batch 1 of",
-                  "rank " + std::to_string(rank));
+    expect_throws([&] { engine.train_batch(window_of(kSmall, 0, 3 + rank, 0)); },
+                  "rank 0 gives 3 micro-batches, and rank 1 gives 4", "rank " + std::to_string(rank));
+  }));
+}
+
+TEST_CASE("A rank that refuses a window: all ranks throw its error at once, and training goes on") {
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK_NOTHROW(run_ranks(4, [](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    Decoder model(kSmall);
+    Engine engine = divided_engine(model, decoder_config(1, kSgd, 2), {2, 1, 2}, std::move(communicator));
+    const std::vector<MicroBatch> window = window_of(kSmall, 0, 2, engine.mesh().coordinates().data);
+    const std::vector<MicroBatch> none;
+    expect_throws([&] { engine.train_batch(rank == 3 ? none : window); }, "without micro-batches", "none");
+    expect_throws([&] { engine.eval_batch(rank == 0 ? none : window); }, "without micro-batches", "none");
+    {
+      const at::AutoGradMode mode(rank != 2);
+      expect_throws([&] { engine.train_batch(window); }, "with autograd off", "autograd off on one rank");
+    }
+    const std::vector<MicroBatch> longer = window_of(kSmall, 0, 3, 0);
+    expect_throws([&] { engine.train_batch(rank % 2 == 1 ? longer : window); },
+                  "rank 0 gives 2 micro-batches, and rank 1 gives 3", "other numbers on data ranks");
+    const auto frozen = model->named_parameters()[rank < 2 ? "layers.0.q.weight" : "head.weight"];
+    if (rank == 1) frozen.requires_grad_(false);
+    expect_throws([&] { engine.train_batch(window); }, "was frozen after initialize()", "frozen since");
+    frozen.requires_grad_(true);
+    engine.train_batch(window);
+    expect(engine.global_steps() == 1, "one step");
+  }));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
+}
+
+TEST_CASE("A layer that uses a parameter of another stage without listing it gets an error") {
+  const DecoderOptions tied = {.tied = true, .layers = 2};
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    Decoder model(tied);
+    Pipeline pipeline = pipeline_of(model);
+    std::erase_if(pipeline.layers.back().tensors, [&](const at::Tensor& tensor) {
+      return tensor.is_same(model->named_parameters()["embedding.weight"]);
+    });
+    Engine engine =
+        divided_engine(model, decoder_config(1, kSgd, 2), {1, 1, 2}, std::move(communicator), pipeline);
+    expect_throws([&] { engine.train_batch(window_of(tied, 0, 2, 0)); },
+                  "embedding.weight belongs to pipeline stage 0", "rank " + std::to_string(rank));
+  }));
+}
+
+TEST_CASE("A loss that does not require grad is refused") {
+  CHECK_NOTHROW(run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    Decoder model(kSmall);
+    Pipeline pipeline = pipeline_of(model);
+    pipeline.loss = [loss = pipeline.loss](const Tensors& outputs, const Tensors& labels) {
+      return loss(outputs, labels).detach();
+    };
+    Engine engine =
+        divided_engine(model, decoder_config(2, kSgd, 2), {1, 1, 2}, std::move(communicator), pipeline);
+    expect_throws([&] { engine.train_batch(window_of(kSmall, 0, 2, 0)); },
+                  "the loss of the pipeline does not require grad", "rank " + std::to_string(rank));
   }));
 }
 

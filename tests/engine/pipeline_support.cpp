@@ -1,7 +1,5 @@
 #include "tests/engine/pipeline_support.h"
 
-#include <set>
-
 #include "engine/gathered_parameters.h"
 
 namespace zerorun::testing {
@@ -68,18 +66,22 @@ TrainedDecoder train_divided(Engine& engine, Decoder& model, int steps, int firs
   return result;
 }
 
-std::map<std::string, at::Tensor> parameters_of_stage(Engine& engine, Decoder& model) {
-  const Mesh& mesh = engine.mesh();
-  const Pipeline pipeline = pipeline_of(model);
+bool is_of_stage(const at::Tensor& tensor, const Pipeline& pipeline, const Mesh& mesh) {
   const std::vector<int> begins = divide_layers(pipeline, mesh.sizes().pipeline);
-  std::set<c10::TensorImpl*> own;
-  for (int layer = begins[mesh.coordinates().pipeline]; layer < begins[mesh.coordinates().pipeline + 1];
-       ++layer) {
-    for (const at::Tensor& tensor : pipeline.layers[layer].tensors) own.insert(tensor.unsafeGetTensorImpl());
+  const int stage = mesh.coordinates().pipeline;
+  for (int layer = begins[stage]; layer < begins[stage + 1]; ++layer) {
+    for (const at::Tensor& each : pipeline.layers[layer].tensors) {
+      if (each.is_same(tensor)) return true;
+    }
   }
+  return false;
+}
+
+std::map<std::string, at::Tensor> parameters_of_stage(Engine& engine, Decoder& model) {
+  const Pipeline pipeline = pipeline_of(model);
   std::map<std::string, at::Tensor> values;
   for (const auto& parameter : model->named_parameters()) {
-    if (!own.contains(parameter.value().unsafeGetTensorImpl())) continue;
+    if (!is_of_stage(parameter.value(), pipeline, engine.mesh())) continue;
     GatheredParameters whole(engine, {parameter.value()});
     values[parameter.key()] = parameter.value().detach().clone();
   }

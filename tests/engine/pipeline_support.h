@@ -24,6 +24,9 @@ std::vector<MicroBatch> window_of(const DecoderOptions& options, int step, int m
 /// Trains by train_batch(). The parameters are those of this rank's stage.
 TrainedDecoder train_divided(Engine& engine, Decoder& model, int steps, int first = 0);
 
+/// Whether the tensor is one of this rank's stage.
+bool is_of_stage(const at::Tensor& tensor, const Pipeline& pipeline, const Mesh& mesh);
+
 /// The whole values of the parameters of this rank's stage. A collective.
 std::map<std::string, at::Tensor> parameters_of_stage(Engine& engine, Decoder& model);
 

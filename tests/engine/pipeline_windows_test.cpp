@@ -390,6 +390,39 @@ TEST_CASE("A window of more uses of parameters than a record has is one iteratio
   }));
 }
 
+TEST_CASE("Layers may use activations without grad as they like, and a micro-batch may have no gradients") {
+  // The first stage is frozen. The second one asks for gradients of what it is given, writes to it in place,
+  // and on one data rank drops all gradients of every other micro-batch.
+  constexpr int kCount = 70;
+  const int stage = GENERATE(0, 2, 3);
+  CAPTURE(stage);
+  CHECK_NOTHROW(run_ranks(4, [&](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    Decoder model(kSmall);
+    for (const auto& parameter : model->named_parameters()) {
+      const std::string& name = parameter.key();
+      parameter.value().requires_grad_(!name.starts_with("embedding") && !name.starts_with("layers.0") &&
+                                       !name.starts_with("layers.1"));
+    }
+    Pipeline pipeline = pipeline_of(model);
+    int calls = 0;
+    pipeline.layers[3].forward = [&, forward = pipeline.layers[3].forward](const Tensors& inputs) {
+      expect(!inputs[0].requires_grad(), "nothing before requires grad");
+      inputs[0].mul_(model->named_parameters()["layers.2.norm.weight"].detach()).requires_grad_(true);
+      const bool drops = stage < 3 && rank % 2 == 1 && calls++ % 2 == 1;  // at stage 3 all use the same
+      const Tensors outputs = forward(inputs);
+      return drops ? Tensors{outputs[0].detach().requires_grad_(false)} : outputs;
+    };
+    Engine engine = divided_engine(model, decoder_config(stage, kSgd, kCount), {2, 1, 2},
+                                   std::move(communicator), pipeline);
+    const double first =
+        engine.train_batch(window_of(kSmall, 0, kCount, engine.mesh().coordinates().data)).item<double>();
+    const double second =
+        engine.train_batch(window_of(kSmall, 0, kCount, engine.mesh().coordinates().data)).item<double>();
+    expect(second < first, "the loss falls");
+  }));
+}
+
 TEST_CASE("Bytes that cross a cut are those of activations and gradients") {
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     Decoder model(kSmall);

@@ -1,8 +1,8 @@
 // Tests how long a record of uses may become.
+#include "zero/gather_trace.h"
+
 #include <catch2/catch.hpp>
 #include <vector>
-
-#include "zero/gather_trace.h"
 
 namespace zerorun {
 namespace {
