@@ -50,6 +50,18 @@ c10::StorageImpl& end_ownership(const c10::Storage& storage) {
   return impl;
 }
 
+c10::DispatchKeySet backend_of(const c10::Storage& storage) {
+  return c10::DispatchKeySet(storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
+}
+
+at::Tensor view_with(c10::DispatchKeySet keys, const c10::Storage& storage, at::ScalarType dtype,
+                     at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
+  auto tensor =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return tensor;
+}
+
 thread_local OperatorRecorder* current_recorder = nullptr;
 
 using TouchedList = c10::SmallVector<Touched, 6>;
@@ -320,12 +332,7 @@ StorageOwner* owner_of(const at::Tensor& tensor) {
 
 at::Tensor marked_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
                        at::IntArrayRef strides, int64_t offset) {
-  const auto backend = storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
-  const c10::DispatchKeySet keys = c10::DispatchKeySet(backend).add(kKey);
-  auto tensor =
-      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
-  return tensor;
+  return view_with(backend_of(storage).add(kKey), storage, dtype, sizes, strides, offset);
 }
 
 at::Tensor without_memory(const at::Tensor& like, const std::string& message) {
@@ -336,7 +343,8 @@ at::Tensor without_memory(const at::Tensor& like, const std::string& message) {
                              c10::SymInt(end * static_cast<int64_t>(like.element_size())),
                              c10::DataPtr(nullptr, like.device()), nullptr, false);
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
-  return marked_view(storage, like.scalar_type(), like.sizes(), like.strides(), like.storage_offset());
+  return view_with(backend_of(storage), storage, like.scalar_type(), like.sizes(), like.strides(),
+                   like.storage_offset());
 }
 
 RecordingScope::RecordingScope(OperatorRecorder& recorder)
