@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/engine.h"
+#include "pipeline/layer_times.h"
 #include "pipeline/schedule.h"
 #include "pipeline/tensor_messages.h"
 #include "tests/engine/pipeline_support.h"
@@ -420,6 +424,30 @@ TEST_CASE("Layers may use activations without grad as they like, and a micro-bat
     const double second =
         engine.train_batch(window_of(kSmall, 0, kCount, engine.mesh().coordinates().data)).item<double>();
     expect(second < first, "the loss falls");
+  }));
+}
+
+TEST_CASE("Measured layers are cut into stages of equal time") {
+  CHECK_NOTHROW(run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    const at::Tensor weight = at::ones({3}, at::requires_grad());
+    const int milliseconds[] = {30, 1, 1, 1, 30};
+    Pipeline pipeline;
+    for (const int time : milliseconds) {
+      pipeline.layers.push_back(
+          {"layer" + std::to_string(pipeline.layers.size()), {weight}, [=](const Tensors& inputs) {
+             std::this_thread::sleep_for(std::chrono::milliseconds(time));
+             return Tensors{inputs[0] * weight, inputs[1]};
+           }});
+    }
+    pipeline.loss = [](const Tensors& outputs, const Tensors&) { return outputs[0].sum(); };
+    const MicroBatch batch{{at::ones({2, 3}), at::arange(2)}, {}};
+    const auto seconds = measure_layers(pipeline.layers, batch, *communicator, 3);
+    for (const int layer : {0, 4}) expect(seconds[layer] > 0.03, "a slow layer");
+    expect(!weight.grad().defined(), "no gradients are left");
+    pipeline.cut = {.by = PipelineCut::By::seconds, .seconds = {1, 1, 1, 1, 4}};
+    expect(divide_layers(pipeline, 2) == std::vector<int>{0, 4, 5}, "the slow one is alone");
+    pipeline.layers[2].forward = [](const Tensors&) -> Tensors { throw std::runtime_error("a fault"); };
+    expect_throws([&] { measure_layers(pipeline.layers, batch, *communicator); }, "a fault", "on all ranks");
   }));
 }
 

@@ -222,6 +222,37 @@ void use_tensor_parallel(const std::shared_ptr<zerorun::Communicator>& communica
   expect(loss.item<double>() > 1.38, "log 4");
 }
 
+void use_pipeline(const std::shared_ptr<zerorun::Communicator>& communicator) {
+  struct Scale : torch::nn::Module {
+    at::Tensor weight = register_parameter("weight", at::ones({3}));
+    at::Tensor forward(const at::Tensor& x) { return x * weight; }
+  };
+  const auto layer = std::make_shared<Scale>();
+  zerorun::Pipeline pipeline;
+  pipeline.layers.push_back(zerorun::layer_of("layer", *layer));
+  pipeline.loss = [](const zerorun::Tensors& outputs, const zerorun::Tensors&) { return outputs[0].sum(); };
+  const zerorun::MicroBatch batch{.inputs = {at::ones({2, 3})}, .labels = {}};
+  const auto seconds = zerorun::measure_layers(pipeline.layers, batch, *communicator);
+  pipeline.cut = zerorun::PipelineCut{.by = zerorun::PipelineCut::By::seconds, .seconds = seconds};
+  expect(std::string(zerorun::name_of(pipeline.cut->by)) == "seconds", "the cut's name");
+  expect(zerorun::divide_layers(pipeline, 1) == std::vector<int>{0, 1}, "one stage");
+  expect(zerorun::cut_by_number(3, 2) == std::vector<int>{0, 2, 3}, "two stages by number");
+  expect(zerorun::cut_by_cost(std::vector<double>{1, 1, 2}, 2) == std::vector<int>{0, 2, 3}, "by cost");
+  zerorun::InitializeOptions options{.communicator = communicator};
+  options.pipeline = pipeline;
+  zerorun::Engine engine = zerorun::initialize(
+      *layer,
+      zerorun::parse_config(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"}})", "one",
+                            1),
+      options);
+  const std::vector<zerorun::MicroBatch> window{batch};
+  const double before = engine.eval_batch(window).item<double>();
+  expect(engine.train_batch(window).item<double>() == before, "the same loss");
+  static_assert(std::is_class_v<zerorun::PipelineLayer>);
+  const zerorun::PipelineConfig settings = engine.config().pipeline;
+  expect(settings.partition == zerorun::PipelineConfig::Partition::parameters, "the config's partition");
+}
+
 void use_program() {
   static_assert(std::is_base_of_v<zerorun::Error, zerorun::CommError> &&
                 std::is_base_of_v<zerorun::Error, zerorun::TrainingError>);
@@ -249,6 +280,7 @@ int main(int count, char** arguments) {
     use_optimizers(communicator);
     use_deferred_init();
     use_tensor_parallel(communicator);
+    use_pipeline(communicator);
     use_program();
     std::puts("every public name works");
     return 0;
