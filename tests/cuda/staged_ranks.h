@@ -86,6 +86,8 @@ std::vector<Run> all_stages(const std::string& prefix, const std::string& precis
 /// them.
 std::vector<Run> in_two_groups(std::vector<Run> runs);
 
+/// The first four of the runs, with two pipeline stages that divide the model.
+std::vector<Run> divided_in_two(std::vector<Run> runs);
 /// The same runs on such a mesh, in which two ranks split the model.
 std::vector<Run> split_in_two(std::vector<Run> runs);
 

@@ -63,6 +63,20 @@ TEST_CASE("staged ranks: ranks that split the model have the bits of CPU ranks, 
   }
 }
 
+TEST_CASE("staged ranks: pipeline stages have the bits of CPU ranks, and no use is out of order") {
+  for (const char* precision : {"fp32", "bf16"}) {
+    const std::vector<Run> runs = divided_in_two(all_stages("", precision, 3));
+    const Outcomes staged = train_in_processes(Where::recorded, 4, runs);
+    const Outcomes plain = train_in_processes(Where::cpu, 4, runs);
+    for (const Run& run : runs) {
+      CAPTURE(precision, run.name);
+      check_same_bits(staged.at(run.name), plain.at(run.name));
+      check_same_bits(staged.at(run.name), staged.at(run.same_as));
+      check_clean(staged.at(run.name));
+    }
+  }
+}
+
 TEST_CASE("staged ranks: two ranks load the checkpoint of four") {
   const TemporaryFolder folder;
   const Run save{.name = "save", .config = config_of(3, "bf16", 1), .save_to = folder / "saved"};

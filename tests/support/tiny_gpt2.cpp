@@ -46,11 +46,12 @@ at::Tensor read_batch(const std::vector<int64_t>& offsets) {
 }
 
 InitializeOptions initialize_options(const RunOptions& options, samples::Gpt2Impl& model,
-                                     std::shared_ptr<Communicator> communicator) {
+                                     std::shared_ptr<Communicator> communicator, const MeshSizes& mesh) {
   InitializeOptions result;
   result.communicator = std::move(communicator);
   result.bucket_numel = options.bucket_numel;
   result.tensor_plan = options.splits ? model.tensor_plan() : TensorPlan();
+  if (mesh.pipeline > 1) result.pipeline = model.pipeline();
   if (options.group_weight_decay) {
     ParameterGroup matrices{
         .parameters = {}, .lr = {}, .weight_decay = *options.group_weight_decay, .betas = {}};
@@ -61,6 +62,21 @@ InitializeOptions initialize_options(const RunOptions& options, samples::Gpt2Imp
     result.parameter_groups = {matrices, vectors};
   }
   return result;
+}
+
+// The tensors of this rank's pipeline stage, by the model's own cut. To be called before initialize(), which
+// changes dtypes.
+Tensors tensors_of_stage(samples::Gpt2Impl& model, int rank, const MeshSizes& mesh) {
+  Pipeline pipeline = model.pipeline();
+  pipeline.cut = PipelineCut();
+  const std::vector<int> begins = divide_layers(pipeline, mesh.pipeline);
+  const int stage = coordinates_of(rank, mesh).pipeline;
+  Tensors tensors;
+  for (int layer = begins[stage]; layer < begins[stage + 1]; ++layer) {
+    const Tensors& more = pipeline.layers[layer].tensors;
+    tensors.insert(tensors.end(), more.begin(), more.end());
+  }
+  return tensors;
 }
 
 at::Tensor whole_values(Engine& engine, const at::Tensor& parameter) {
@@ -111,14 +127,24 @@ void train_rank(const std::string& config_text, const RunOptions& options,
                                   .seed = 0,
                                   .sequential = true});
   samples::Gpt2 model = load_model();
-  Engine engine = initialize(*model, config, initialize_options(options, *model, communicator));
+  const Tensors of_stage = tensors_of_stage(*model, rank, mesh);
+  Engine engine = initialize(*model, config, initialize_options(options, *model, communicator, mesh));
   if (!options.resume_from.empty()) engine.load_checkpoint(options.resume_from);
   if (options.before_training) options.before_training(*model, rank);
   communicator->volume().reset();
   for (int64_t step = options.first_step; step < options.steps; ++step) {
     const std::vector<double> lrs = engine.get_lr();
     try {
-      for (int64_t micro = 0; micro < micro_steps; ++micro) {
+      if (mesh.pipeline > 1) {
+        std::vector<MicroBatch> window;
+        for (int64_t micro = 0; micro < micro_steps; ++micro) {
+          const at::Tensor tokens = read_batch(sampler.offsets(step, micro, coordinates_of(rank, mesh).data));
+          window.push_back({.inputs = {tokens.to(engine.device())},
+                            .labels = {samples::Gpt2Impl::labels_of(tokens).to(engine.device())}});
+        }
+        result.losses[step][rank].push_back(engine.train_batch(window).item<double>());
+      }
+      for (int64_t micro = 0; mesh.pipeline == 1 && micro < micro_steps; ++micro) {
         const auto offsets = sampler.offsets(step, micro, coordinates_of(rank, mesh).data);
         at::Tensor loss = model->loss(read_batch(offsets).to(engine.device()));
         result.losses[step][rank].push_back(loss.item<double>());
@@ -141,6 +167,8 @@ void train_rank(const std::string& config_text, const RunOptions& options,
   const ResidencyReport residency = engine.residency();
   const Volume volume = communicator->volume();
   for (const auto& item : model->named_parameters()) {
+    const auto is_it = [&](const at::Tensor& each) { return each.is_same(item.value()); };
+    if (std::ranges::none_of(of_stage, is_it)) continue;
     const at::Tensor values = options.splits
                                   ? whole_values(engine, item.value())
                                   : item.value().detach().clone().cpu();  // a collective at stage 3

@@ -67,9 +67,10 @@ struct RunResult {
 /// Trains from tests/golden/data/init_tiny_seed1234.safetensors with `config` (ds_config.json text).
 RunResult train_tiny_gpt2(const std::string& config, const RunOptions& options);
 
-/// Trains one rank of `communicator`'s ranks, which may be processes. Ignores options.world_size and
-/// options.communicator_for. Writes this rank's losses to result.losses, which has room for all steps and
-/// ranks; on rank 0 also all else.
+/// Trains one rank of `communicator`'s ranks, which may be processes. If the config's mesh has pipeline
+/// stages, they divide the model, a step has one loss, and rank 0's parameters are those of its stage.
+/// Ignores options.world_size and options.communicator_for. Writes this rank's losses to result.losses, which
+/// has room for all steps and ranks; on rank 0 also all else.
 void train_rank(const std::string& config, const RunOptions& options,
                 const std::shared_ptr<Communicator>& communicator, RunResult& result);
 
