@@ -87,19 +87,6 @@ checkpoint::SavedSplit saved_split(const Split& split) {
   return saved;
 }
 
-// The split is that of the whole parameter, of which tensor ranks may have their parts already.
-checkpoint::SavedParameter saved_parameter(const NamedParameter& parameter) {
-  checkpoint::SavedParameter saved{.shape = parameter.tensor.sizes().vec(),
-                                   .strides = parameter.tensor.strides().vec(),
-                                   .trained = parameter.group != kFrozen,
-                                   .group = parameter.group};
-  if (!parameter.split) return saved;
-  saved.shape[static_cast<size_t>(parameter.split->dim)] = parameter.split->whole;
-  saved.strides = checkpoint::dense_strides(saved.shape, saved.strides);
-  saved.split = saved_split(*parameter.split);
-  return saved;
-}
-
 checkpoint::SavedParameter saved_parameter(const NamedTensor& other) {
   return {.shape = other.tensor.sizes().vec(),
           .strides = at::empty(other.tensor.sizes(), at::kByte).strides().vec(),
@@ -188,6 +175,18 @@ std::string name_of_frozen_file(const EngineState& state) {
 
 bool is_buffers_file(const std::string& name) {
   return name.starts_with(kBuffers);
+}
+
+checkpoint::SavedParameter saved_parameter(const NamedParameter& parameter) {
+  checkpoint::SavedParameter saved{.shape = parameter.tensor.sizes().vec(),
+                                   .strides = parameter.tensor.strides().vec(),
+                                   .trained = parameter.group != kFrozen,
+                                   .group = parameter.group};
+  if (!parameter.split) return saved;
+  saved.shape[static_cast<size_t>(parameter.split->dim)] = parameter.split->whole;
+  saved.strides = checkpoint::dense_strides(saved.shape, saved.strides);
+  saved.split = saved_split(*parameter.split);
+  return saved;
 }
 
 WholeModel whole_model(const ModelParameters& parameters, const Model& model) {

@@ -60,6 +60,9 @@ std::string name_of_frozen_file(const EngineState& state);
 /// Whether a checkpoint's file has buffers.
 bool is_buffers_file(const std::string& name);
 
+/// A parameter of which this rank may have a part, as the whole one.
+checkpoint::SavedParameter saved_parameter(const NamedParameter& parameter);
+
 /// What is needed of a model before pipeline stages divide it. `parameters`: of all stages.
 WholeModel whole_model(const ModelParameters& parameters, const Model& model);
 /// The model's parameters and buffers, by name; if it is divided among pipeline stages, those of all.

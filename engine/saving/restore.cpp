@@ -54,7 +54,7 @@ void Restore::read_module() const {
   for (const auto& [name, tensor, dtype, is_buffer, tied] : state_->unbucketed) {
     if (tensor.numel() == 0 || !is_there(name)) continue;
     const std::string source = source_of_values(names_.at(name));
-    tensor.detach().copy_(read_whole(names_.at(name), source));
+    tensor.detach().copy_(read_joined(names_.at(name), source));
   }
 }
 
@@ -171,6 +171,23 @@ at::Tensor Restore::read_whole(const std::string& parameter, const std::string& 
   return values;
 }
 
+at::Tensor Restore::read_joined(const std::string& parameter, const std::string& source) const {
+  const checkpoint::SavedParameter& saved = saved_->manifest().parameters.at(parameter);
+  if (!saved.split) return read_whole(parameter, source);
+  const at::Tensor whole =
+      at::empty_strided(saved.shape, saved.strides, dtype_of(saved_->dtype_of(parameter, source)));
+  for (size_t part = 0; part < saved.split->parts.size(); ++part) {
+    const at::Tensor values = read_whole(parameter, source, static_cast<int>(part));
+    int64_t begin = 0;
+    for (const auto& interval : saved.split->parts[part]) {
+      whole.narrow(saved.split->dim, interval.begin, interval.numel)
+          .copy_(values.narrow(saved.split->dim, begin, interval.numel));
+      begin += interval.numel;
+    }
+  }
+  return whole;
+}
+
 void Restore::check_counts(const checkpoint::Manifest& manifest) const {
   const StepCounts& counts = state_->progress.counts();
   const bool adds_up = counts.skipped >= 0 && counts.skipped <= counts.global &&
@@ -191,17 +208,26 @@ void Restore::read(int parameter, const std::string& source, const StatePiece& p
                     ": it was written with another optimizer; load with RestoreOptions::optimizer_states = "
                     "false and counters = false");
   }
-  const int part = saved_part(*state_, parameter, piece.state->kind);
+  const NamedParameter& target = state_->buckets.parameters()[parameter];
   const int64_t numel = piece.values.numel();
-  const checkpoint::SavedParameter saved = part_of(saved_->manifest().parameters.at(name), part);
   const at::IntArrayRef strides = own.strides();
-  if (!same_strides(saved, {.shape = saved.shape, .strides = strides.vec()})) {
-    // The elements lie in another order here: take this rank's from all of them.
-    const at::Tensor whole = at::empty_strided(own.sizes(), strides, dtype_of(dtype));
-    whole.copy_(read_whole(name, source, part));
-    at::Tensor(piece.values).copy_(whole.as_strided({numel}, {1}, piece.begin));
-    return;
+  const auto take_from = [&](const at::Tensor& values) {
+    const at::Tensor placed = at::empty_strided(own.sizes(), strides, values.scalar_type());
+    placed.copy_(values);
+    at::Tensor(piece.values).copy_(placed.as_strided({numel}, {1}, piece.begin));
+  };
+  if (saved_->manifest().parameters.at(name).split != saved_parameter(target).split) {
+    const at::Tensor whole = read_joined(name, source);
+    if (!target.split) return take_from(whole);
+    const at::Tensor part = at::empty(own.sizes(), whole.options());
+    copy_part(part, whole, *target.split, state_->mesh.coordinates().tensor);
+    return take_from(part);
   }
+  const int part = saved_part(*state_, parameter, piece.state->kind);
+  const checkpoint::SavedParameter saved = part_of(saved_->manifest().parameters.at(name), part);
+  // If the elements lie in another order here, takes this rank's from all of them.
+  if (!same_strides(saved, {.shape = saved.shape, .strides = strides.vec()}))
+    return take_from(read_whole(name, source, part));
   at::Tensor values = at::empty({numel}, dtype_of(dtype));
   saved_->read(name, source, piece.begin, numel, writable_bytes_of(values), part);
   at::Tensor(piece.values).copy_(values);

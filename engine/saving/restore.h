@@ -26,7 +26,6 @@ class Restore {
   void restore_numbers() const;
 
  private:
-  void check_mesh() const;
   void check_optimizer() const;
   void check_model() const;
   // Rates and betas belong to parameter groups, so each parameter must be in the same group.
@@ -48,6 +47,8 @@ class Restore {
   // elements.
   static bool is_dense(const checkpoint::SavedParameter& parameter);
   // Returns the parameter, or its part, with its strides of the checkpoint.
+  // The values of a whole parameter, joined if tensor ranks had parts of it.
+  at::Tensor read_joined(const std::string& parameter, const std::string& source) const;
   at::Tensor read_whole(const std::string& parameter, const std::string& source,
                         int part = checkpoint::kWhole) const;
   void check_counts(const checkpoint::Manifest& manifest) const;

@@ -13,21 +13,10 @@
 namespace zerorun {
 
 void Restore::check() const {
-  check_mesh();
   check_optimizer();
   check_model();
   check_groups();
   check_window();
-}
-
-void Restore::check_mesh() const {
-  const MeshSizes saved = mesh_of(saved_->manifest());
-  const MeshSizes& own = state_->mesh.sizes();
-  // Ranks find their elements by name and range, whichever rank has saved them, but only in the same parts.
-  if (saved.tensor == own.tensor) return;
-  throw UserError("the checkpoint was saved on " + describe(saved) + ", and this job has " + describe(own) +
-                  ": a checkpoint is loaded on as many tensor ranks as it was saved on; start the job with "
-                  "these");
 }
 
 void Restore::check_optimizer() const {
@@ -66,7 +55,7 @@ void Restore::check_model() const {
           "\n  " + name +
           c10::str(" is ", parameter.shape, " with strides ", parameter.strides, " here, and ",
                    found->second.shape, " with strides ", found->second.strides, " in the checkpoint");
-    } else if (found->second.split != parameter.split) {
+    } else if (has_window() && found->second.split != parameter.split) {
       differences += "\n  " + name + " is split " + describe(parameter.split) + " here, and split " +
                      describe(found->second.split) + " in the checkpoint";
     }

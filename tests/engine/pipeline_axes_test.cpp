@@ -19,7 +19,6 @@
 namespace zerorun::testing {
 namespace {
 
-const std::string kAdam = R"({"type": "AdamW", "params": {"lr": 0.003}})";
 const std::string kPrecisionKeys[] = {
     "", R"(, "bf16": {"enabled": true})",
     R"(, "fp16": {"enabled": true, "initial_scale_power": 8, "hysteresis": 1})"};

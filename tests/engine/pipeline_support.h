@@ -9,6 +9,7 @@
 
 namespace zerorun::testing {
 
+inline const std::string kAdam = R"({"type": "AdamW", "params": {"lr": 0.003}})";
 inline const DecoderOptions kSmall = {.layers = 4};
 
 /// The embedding, each layer, and the head.
