@@ -36,6 +36,10 @@ def test_errors():
     assert run("tensor_errors.py").count("PASS") == 2
 
 
+def test_verify_plan():
+    assert run("tensor_verify.py").count("PASS") == 2
+
+
 def test_tp_model_init():
     assert run("tensor_told.py", kind="zerorun as deepspeed").count("PASS") == 2
 
