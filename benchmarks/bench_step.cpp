@@ -3,40 +3,35 @@
 // updated parameters after step(). All variants take turns within one run, so that noise of the machine
 // affects all of them. At the end it measures the time that interception adds to an operator on a parameter.
 // With --backward it compares loss.backward() with engine.backward() instead: time, elements sent, operators
-// run.
+// run. With --mesh it compares tensor ranks with data ranks (benchmarks/step_on_mesh.h).
 #include <ATen/record_function.h>
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "benchmarks/command_line.h"
+#include "benchmarks/figures.h"
 #include "benchmarks/local_ranks.h"
-#include "benchmarks/silenceable_communicator.h"
-#include "benchmarks/training_options.h"
-#include "benchmarks/work_meter.h"
+#include "benchmarks/step_on_mesh.h"
+#include "benchmarks/step_variants.h"
 #include "comm/connect/rendezvous.h"
-#include "engine/engine.h"
 #include "engine/gathered_parameters.h"
-#include "samples/gpt2/model.h"
 
 namespace zerorun {
 namespace {
 
-struct Options : TrainingOptions {
-  int rounds = 10;
-  bool overlap = true;
+struct Options : StepOptions {
   bool backward = false;
+  MeshSizes mesh;
 };
 
 // A row of the printed table: a stage and its settings.
@@ -44,25 +39,6 @@ struct Setting {
   std::string name;
   nlohmann::json zero;
   bool waits_in_step = false;
-};
-
-struct Variant {
-  bool communicates;
-  bool waits_in_step;
-  bool plain;  // loss.backward() instead of engine.backward()
-  std::shared_ptr<SilenceableCommunicator> communicator;
-  samples::Gpt2 model;
-  Engine engine;
-  std::vector<double> milliseconds;
-  std::vector<double> cpu_milliseconds;
-  std::vector<double> instructions;  // NaN if the kernel does not count them
-};
-
-// The cost of one step: milliseconds of the slowest rank, CPU time and instructions of all ranks together.
-struct StepCost {
-  double milliseconds;
-  double cpu_milliseconds;
-  double instructions;
 };
 
 // Stage 3 runs twice: with limits that let all parameters stay gathered from forward to backward, and with
@@ -99,56 +75,6 @@ Variant make_variant(const Options& options, const Setting& setting, bool commun
   initialize_options.communicator = own;
   Engine engine = initialize(*model, make_config(options, setting.zero), initialize_options);
   return {communicates, setting.waits_in_step, false, own, model, std::move(engine), {}, {}, {}};
-}
-
-// Waits for the updated values of each parameter, by running an operator on it.
-void await_updates(const torch::nn::Module& model) {
-  torch::NoGradGuard no_grad;
-  for (const at::Tensor& parameter : model.parameters()) parameter.flatten().narrow(0, 0, 1).clone();
-}
-
-void train_step(Variant& variant, const at::Tensor& tokens) {
-  const at::Tensor loss = variant.model->loss(tokens);
-  if (variant.plain) {
-    variant.engine.scale(loss).backward();
-  } else {
-    variant.engine.backward(loss);
-  }
-  variant.engine.step();
-}
-
-// Runs a few steps and returns the mean cost, because a step may leave work to the next step.
-StepCost time_step(Variant& variant, const at::Tensor& tokens, Communicator& communicator,
-                   const WorkMeter& meter) {
-  constexpr int kSteps = 3;
-  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-  communicator.barrier("the start of timed steps")->wait();
-  const WorkDone before = meter.so_far();
-  const auto begin = std::chrono::steady_clock::now();
-  for (int step = 0; step < kSteps; ++step) {
-    train_step(variant, tokens);
-    if (variant.waits_in_step) await_updates(*variant.model);
-  }
-  await_updates(*variant.model);
-  const std::chrono::duration<double, std::milli> mine = std::chrono::steady_clock::now() - begin;
-  const WorkDone after = meter.so_far();
-  at::Tensor times = torch::zeros({communicator.world_size()}, at::kDouble);
-  times[communicator.rank()] = mine.count() / kSteps;
-  communicator.all_reduce(times, "step times")->wait();
-  at::Tensor work = torch::tensor({(after.cpu_seconds - before.cpu_seconds) * 1000,
-                                   after.instructions.value_or(kNone) - before.instructions.value_or(kNone)},
-                                  at::kDouble);
-  work /= kSteps;
-  communicator.all_reduce(work, "the work of a step")->wait();
-  return {.milliseconds = times.max().item<double>(),
-          .cpu_milliseconds = work[0].item<double>(),
-          .instructions = work[1].item<double>()};
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 // Returns by how many nanoseconds a small operator is slower if one of its arguments is a gathered parameter.
@@ -260,7 +186,7 @@ StepCounts count_step(Variant& variant, const at::Tensor& tokens) {
       at::RecordFunctionCallback(count_operator).scopes({at::RecordScope::FUNCTION}));
   operators_run = 0;
   train_step(variant, tokens);
-  await_updates(*variant.model);
+  await_updates(variant);
   at::removeCallback(handle);
   StepCounts counts{.operators = operators_run};
   for (size_t kind = 0; kind < kCollectiveKinds; ++kind)
@@ -287,9 +213,7 @@ int run_backwards(const Options& options) {
     for (int round = -kWarmUp; round < options.rounds; ++round) {
       for (Variant& variant : variants) {
         const StepCost cost = time_step(variant, tokens, *communicator, meter);
-        if (round < 0) continue;
-        variant.milliseconds.push_back(cost.milliseconds);
-        variant.cpu_milliseconds.push_back(cost.cpu_milliseconds);
+        if (round >= 0) variant.note(cost);
       }
     }
     const StepCounts own = count_step(variants[0], tokens), plain = count_step(variants[2], tokens);
@@ -327,6 +251,7 @@ int run_backwards(const Options& options) {
 
 int run_rank(const Options& options) {
   if (options.backward) return run_backwards(options);
+  if (options.mesh.tensor > 1) return run_step_on_mesh(options, options.mesh);
   const WorkMeter meter;
   at::set_num_threads(1);
   auto communicator = connect();
@@ -347,10 +272,7 @@ int run_rank(const Options& options) {
     }
     for (Variant& variant : variants) {
       const StepCost cost = time_step(variant, tokens, *communicator, meter);
-      if (round < 0) continue;
-      variant.milliseconds.push_back(cost.milliseconds);
-      variant.cpu_milliseconds.push_back(cost.cpu_milliseconds);
-      variant.instructions.push_back(cost.instructions);
+      if (round >= 0) variant.note(cost);
     }
   }
   const double operator_ns = interception_ns(variants.back());
@@ -370,7 +292,14 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", options.rounds, "timed steps of each variant")->check(CLI::Range(1, 10000));
   app.add_flag("--overlap,!--no-overlap", options.overlap, "overlap_comm");
   app.add_flag("--backward", options.backward, "compare loss.backward() with engine.backward()");
+  std::string mesh;
+  app.add_option(
+         "--mesh", mesh,
+         "a mesh such as data=1,tensor=2, whose product is --ranks: compare its steps with those of data "
+         "ranks alone on the same samples, and with those without all-reduces of tensor ranks")
+      ->excludes("--backward");
   return zerorun::parse_and_run(app, argc, argv, [&] {
+    if (!mesh.empty()) options.mesh = zerorun::parse_mesh(mesh, options.ranks);
     return zerorun::run_local_ranks(options.ranks, [&] { return zerorun::run_rank(options); });
   });
 }

@@ -1,10 +1,16 @@
+#include <pybind11/functional.h>
+
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "comm/agreement.h"
 #include "engine/gathered_parameters.h"
 #include "engine/parameter_states.h"
+#include "engine/tensor_parallel.h"
+#include "python/src/client_model.h"
 #include "python/src/engine_binding.h"
 #include "zero/deferred_init.h"
 
@@ -71,6 +77,24 @@ class ScopeStack {
   std::vector<std::unique_ptr<GatherScope>> open_;  // null: nothing to gather
 };
 
+void bind_tensor_ranks(py::module_& module) {
+  module.def(
+      "texts_of_tensor_ranks",  // a collective of the tensor group
+      [](CoreEngine& core, const std::string& text) {
+        return exchange_texts(text, core.get().mesh().along(MeshAxis::tensor), "texts of the program");
+      },
+      NoGil());
+  // The losses are functions of Python, which take the GIL back.
+  module.def(
+      "verify_plan",
+      [](CoreEngine& core, Model::NamedTensors whole, const std::function<at::Tensor()>& loss_of_whole,
+         const std::function<at::Tensor()>& loss, double tolerance) {
+        const Model model = make_model(std::move(whole), {}, {}, std::make_shared<Mode>(true));
+        verify_plan(core.get(), model, loss_of_whole, loss, tolerance);
+      },
+      NoGil());
+}
+
 }  // namespace
 
 void bind_parameter_access(py::module_& module) {
@@ -125,12 +149,7 @@ void bind_parameter_access(py::module_& module) {
         ParameterStates(core.get()).write(parameter, name, values);
       },
       NoGil());
-  module.def(
-      "texts_of_tensor_ranks",  // a collective of the tensor group
-      [](CoreEngine& core, const std::string& text) {
-        return exchange_texts(text, core.get().mesh().along(MeshAxis::tensor), "texts of the program");
-      },
-      NoGil());
+  bind_tensor_ranks(module);
   py::class_<DeferredScope>(module, "DeferredScope")
       .def(py::init<>())
       .def("enter", &DeferredScope::enter)

@@ -36,8 +36,26 @@ def test_errors():
     assert run("tensor_errors.py").count("PASS") == 2
 
 
+def test_verify_plan():
+    assert run("tensor_verify.py").count("PASS") == 2
+
+
 def test_tp_model_init():
     assert run("tensor_told.py", kind="zerorun as deepspeed").count("PASS") == 2
+
+
+def test_trainer(tmp_path):
+    """With autotp_size in the ds_config, as in programs for DeepSpeed."""
+    pytest.importorskip("accelerate")
+    for stage in range(4) if ALL else (3,):
+        output = run("tensor_trainer.py", stage, tmp_path / str(stage), ranks=4, kind="zerorun as deepspeed")
+        assert output.count("PASS") == 4
+
+
+def test_accelerate():
+    pytest.importorskip("accelerate")
+    for stage in range(4) if ALL else (2,):
+        assert run("tensor_accelerate.py", stage, ranks=4, kind="zerorun as deepspeed").count("PASS") == 4
 
 
 def plan_of(model, given=None, ranks=2):

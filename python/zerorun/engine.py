@@ -25,7 +25,7 @@ from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
 from .state_dicts import show_parameters
 from .tensor_plan import entries_of
-from .tensor_ranks import check_first_forward, compare_dtype, mesh_with_told
+from .tensor_ranks import check_first_forward, compare_dtype, mesh_with_told, verify_plan
 from .utils import mark_leaf_modules
 from .weights import Weights
 
@@ -286,6 +286,15 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         if schedule is not None or compiled_autograd_enabled:
             raise not_supported("engine.compile() with a schedule or compiled_autograd_enabled", "leave it out")
         self.module.compile(backend=backend, **(compile_kwargs or {}))
+
+    def verify_plan(self, whole, loss_of, tolerance=1e-4):
+        """Computes one micro-batch by the model split among tensor ranks and by the model whole, and compares losses and gradients.
+        This finds modules that sum or normalise over a dimension that is split. Without split parameters it does nothing.
+
+        `whole`: a second instance of the model, which gets the engine's values, on each rank. `loss_of(model)`: the loss of the same
+        samples by `whole` and by the engine, without dropout. `tolerance`: the largest difference, relative to a tensor's largest
+        magnitude. A collective, between step() and the next backward(). Raises UserError on all ranks, which names what differs."""
+        verify_plan(self, whole, loss_of, tolerance)
 
     def destroy(self):
         """Destroys the engine after waiting for a checkpoint that is being written. At stage 3 the parameters then have no

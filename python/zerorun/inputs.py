@@ -9,6 +9,7 @@ import sys
 import torch
 
 from ._core import UserError
+from .comm import get_world_size
 from .errors import BadArgument, FailedAssertion
 
 log = logging.getLogger("zerorun")
@@ -73,7 +74,22 @@ def _as_deepspeed_reads(config):
         del result[key]
     if dotted:
         log.info("keys of the config with a dot have no effect, as in DeepSpeed: %s", ", ".join(dotted))
+    _count_data_ranks(result)
     return result
+
+
+def _count_data_ranks(config):
+    """DeepSpeed counts tensor ranks too in train_batch_size, which frameworks fill in so. They have the same samples."""
+    section = config.get("tensor_parallel")
+    tensor = section.get("autotp_size") if isinstance(section, dict) else None
+    sizes = [config.get(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")]
+    if any(type(each) is not int for each in (tensor, *sizes)) or tensor < 2 or get_world_size() % tensor:
+        return
+    batch, micro, accumulation = sizes
+    if batch == micro * accumulation * get_world_size():
+        config["train_batch_size"] = batch // tensor
+        log.info("train_batch_size %d counts the samples of all ranks, as in DeepSpeed: %d, since %d tensor ranks have the same ones",
+                 batch, batch // tensor, tensor)
 
 
 def read_config(config):

@@ -1,5 +1,5 @@
-"""What a program says about tensor ranks before initialize(), by deepspeed.tp_model_init(), and what their first forward must have in
-common."""
+"""What a program says about tensor ranks before initialize(), by deepspeed.tp_model_init(), what their first forward must have in
+common, and whether they compute what the whole model does."""
 
 import logging
 import weakref
@@ -68,6 +68,26 @@ def check_first_forward(engine, inputs):
     if _differ(engine, _described(state)):
         raise UserError("the first forward: the ranks of a tensor group must draw the same random numbers for dropout, and their "
                         "generators differ here: call torch.manual_seed() on them with one seed, or with that of the data rank")
+
+
+def verify_plan(engine, whole, loss_of, tolerance):
+    """What Engine.verify_plan() does."""
+    if not isinstance(whole, torch.nn.Module):
+        raise UserError(f"verify_plan(): expected a second instance of the model, found a {type(whole).__name__}")
+    parameters = list(whole.named_parameters(remove_duplicate=False))
+    lying = [name for name, parameter in parameters if _core.lies_in_engine(parameter)]
+    if lying:
+        raise UserError(f"verify_plan(): parameter {lying[0]} of the whole model belongs to an engine: make a second model, as before "
+                        "initialize()")
+
+    def loss_by(model):
+        loss = loss_of(model)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise UserError("verify_plan(): the function must return the loss, a tensor of one element")
+        return loss
+
+    with torch.enable_grad():
+        _core.verify_plan(engine._core, parameters, lambda: loss_by(whole), lambda: loss_by(engine), tolerance)
 
 
 def _differ(engine, text):

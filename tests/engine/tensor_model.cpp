@@ -20,6 +20,25 @@ at::Tensor rotated(const at::Tensor& heads) {  // (B, H, T, D)
   return at::cat({first * cos - second * sin, second * cos + first * sin}, -1);
 }
 
+// Computes a layer without its graph, and once more in backward.
+struct RecomputedLayer : torch::autograd::Function<RecomputedLayer> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t decoder,
+                            int64_t number) {
+    context->save_for_backward({x});
+    context->saved_data["decoder"] = decoder;
+    context->saved_data["number"] = number;
+    return reinterpret_cast<DecoderImpl*>(decoder)->layer(number, x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    const torch::AutoGradMode grad(true);
+    auto* decoder = reinterpret_cast<DecoderImpl*>(context->saved_data["decoder"].toInt());
+    decoder->layer(context->saved_data["number"].toInt(), x).backward(gradients[0]);
+    return {x.grad(), at::Tensor(), at::Tensor()};
+  }
+};
+
 }  // namespace
 
 DecoderImpl::DecoderImpl(const DecoderOptions& given) : options(given) {
@@ -90,51 +109,56 @@ at::Tensor DecoderImpl::norm(const std::string& name, const at::Tensor& x) {
   return x * (x.square().mean(-1, true) + 1e-5).rsqrt() * weight;
 }
 
-at::Tensor DecoderImpl::attention(const std::string& layer, const at::Tensor& x) {
+at::Tensor DecoderImpl::attention(const std::string& prefix, const at::Tensor& x) {
   const int64_t rows = x.size(0), length = x.size(1);
   auto heads = [&](const at::Tensor& all) {
     return all.view({rows, length, -1, options.head_size}).transpose(1, 2);
   };
   at::Tensor query, key, value;
   if (options.fused) {
-    const auto parts = linear(layer + "qkv", x).chunk(3, -1);
+    const auto parts = linear(prefix + "qkv", x).chunk(3, -1);
     query = parts[0], key = parts[1], value = parts[2];
   } else {
-    query = linear(layer + "q", x), key = linear(layer + "k", x), value = linear(layer + "v", x);
+    query = linear(prefix + "q", x), key = linear(prefix + "k", x), value = linear(prefix + "v", x);
   }
-  if (options.lora) query = query + linear(layer + "q_out", linear(layer + "q_in", x)) * 2;
+  if (options.lora) query = query + linear(prefix + "q_out", linear(prefix + "q_in", x)) * 2;
   query = heads(query), key = heads(key), value = heads(value);
-  if (options.head_norms) query = norm(layer + "q_norm", query), key = norm(layer + "k_norm", key);
+  if (options.head_norms) query = norm(prefix + "q_norm", query), key = norm(prefix + "k_norm", key);
   if (options.gated) query = rotated(query), key = rotated(key);
   const int64_t group = query.size(1) / key.size(1);
   key = key.repeat_interleave(group, 1), value = value.repeat_interleave(group, 1);
   const at::Tensor mixed = at::scaled_dot_product_attention(query, key, value, {}, 0.0, true);
   const at::Tensor joined = mixed.transpose(1, 2).reshape({rows, length, -1});
-  at::Tensor result = linear(layer + "o", joined);
-  if (options.lora) result = result + linear(layer + "o_out", linear(layer + "o_in", joined)) * 2;
+  at::Tensor result = linear(prefix + "o", joined);
+  if (options.lora) result = result + linear(prefix + "o_out", linear(prefix + "o_in", joined)) * 2;
   return result;
 }
 
-at::Tensor DecoderImpl::mlp(const std::string& layer, const at::Tensor& x) {
-  const at::Tensor up = linear(layer + "up", x);
-  if (!options.gated) return linear(layer + "down", at::gelu(up));
-  return linear(layer + "down", at::silu(linear(layer + "gate", x)) * up);
+at::Tensor DecoderImpl::mlp(const std::string& prefix, const at::Tensor& x) {
+  const at::Tensor up = linear(prefix + "up", x);
+  if (!options.gated) return linear(prefix + "down", at::gelu(up));
+  return linear(prefix + "down", at::silu(linear(prefix + "gate", x)) * up);
+}
+
+at::Tensor DecoderImpl::layer(int64_t number, const at::Tensor& x) {
+  const std::string prefix = "layers." + std::to_string(number) + ".";
+  const at::Tensor mixed = x + attention(prefix, norm(prefix + "norm", x));
+  return mixed + mlp(prefix, norm(prefix + "mlp_norm", mixed));
 }
 
 at::Tensor DecoderImpl::loss(const at::Tensor& tokens) {
   at::Tensor x = embed(tokens);
-  for (int64_t number = 0; number < options.layers; ++number) x = layer(number, x);
+  if (options.recomputed && !x.requires_grad())
+    x.requires_grad_();  // a frozen embedding: so that layers run in backward
+  for (int64_t number = 0; number < options.layers; ++number) {
+    x = options.recomputed ? RecomputedLayer::apply(x, reinterpret_cast<int64_t>(this), number)
+                           : layer(number, x);
+  }
   return loss_of(logits(x), tokens);
 }
 
 at::Tensor DecoderImpl::embed(const at::Tensor& tokens) {
   return at::embedding(named_parameters()["embedding.weight"], tokens);
-}
-
-at::Tensor DecoderImpl::layer(int64_t number, at::Tensor x) {
-  const std::string name = "layers." + std::to_string(number) + ".";
-  x = x + attention(name, norm(name + "norm", x));
-  return x + mlp(name, norm(name + "mlp_norm", x));
 }
 
 at::Tensor DecoderImpl::logits(const at::Tensor& x) {

@@ -18,6 +18,7 @@ struct DecoderOptions {
   bool head_norms = false;  // norms of the heads of query and key, as Qwen3
   bool tied = false;        // the head is the embedding
   bool lora = false;        // only adapters of query and of the output projection are trained
+  bool recomputed = false;  // each layer once more in backward, whose gradients arrive in a nested backward
   int64_t heads = 8;
   int64_t key_heads = 8;
   int64_t head_size = 4;
@@ -31,10 +32,11 @@ struct DecoderImpl : torch::nn::Module {
   explicit DecoderImpl(const DecoderOptions& options);
   /// The mean cross entropy of predicting each token from those before it. tokens: (B, T) int64.
   at::Tensor loss(const at::Tensor& tokens);
+  /// One layer. x: (B, T, hidden).
+  at::Tensor layer(int64_t number, const at::Tensor& x);
 
   // The parts of loss().
   at::Tensor embed(const at::Tensor& tokens);
-  at::Tensor layer(int64_t number, at::Tensor x);
   at::Tensor logits(const at::Tensor& x);
   at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& tokens) const;
 
@@ -43,8 +45,8 @@ struct DecoderImpl : torch::nn::Module {
  private:
   at::Tensor linear(const std::string& name, const at::Tensor& x);
   at::Tensor norm(const std::string& name, const at::Tensor& x);
-  at::Tensor attention(const std::string& layer, const at::Tensor& x);
-  at::Tensor mlp(const std::string& layer, const at::Tensor& x);
+  at::Tensor attention(const std::string& prefix, const at::Tensor& x);
+  at::Tensor mlp(const std::string& prefix, const at::Tensor& x);
 };
 TORCH_MODULE(Decoder);
 

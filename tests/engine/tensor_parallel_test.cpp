@@ -15,35 +15,6 @@
 namespace zerorun::testing {
 namespace {
 
-double largest_difference(const std::vector<double>& found, const std::vector<double>& expected) {
-  double largest = 0;
-  for (size_t index = 0; index < expected.size(); ++index) {
-    largest = std::max(largest, std::abs(found[index] - expected[index]) / std::abs(expected[index]));
-  }
-  return largest;
-}
-
-// A key's bias has no effect on attention: its gradient is rounding, which Adam makes as large as any other.
-bool is_rounding(const std::string& name, const std::string& optimizer) {
-  return is_adam(optimizer) && (name.ends_with(".k.bias") || name.ends_with(".qkv.bias"));
-}
-
-void expect_like(const TrainedDecoder& found, const TrainedDecoder& expected, const std::string& optimizer) {
-  expect(found.losses.size() == expected.losses.size(), "as many steps");
-  expect(
-      largest_difference(found.losses, expected.losses) < 1e-6,
-      "losses differ by " + std::to_string(1e6 * largest_difference(found.losses, expected.losses)) + "e-6");
-  expect(largest_difference(found.norms, expected.norms) < 1e-5,
-         "norms differ by " + std::to_string(1e6 * largest_difference(found.norms, expected.norms)) + "e-6");
-  for (const auto& [name, values] : expected.parameters) {
-    if (is_rounding(name, optimizer)) continue;
-    const at::Tensor& own = found.parameters.at(name);
-    expect(own.sizes() == values.sizes(), name + " is whole");
-    const double off = (own - values).abs().max().item<double>();
-    expect(off < (is_adam(optimizer) ? 2e-4 : 2e-6), name + " differs by " + std::to_string(off));
-  }
-}
-
 const std::vector<std::pair<std::string, DecoderOptions>> kModels = {
     {"GPT-2", {.tied = true}},
     {"GPT-2 with a fused projection", {.fused = true}},

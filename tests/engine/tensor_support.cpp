@@ -1,8 +1,27 @@
 #include "tests/engine/tensor_support.h"
 
+#include <algorithm>
+
 #include "engine/gathered_parameters.h"
+#include "tests/support/expectations.h"
 
 namespace zerorun::testing {
+namespace {
+
+double largest_difference(const std::vector<double>& found, const std::vector<double>& expected) {
+  double largest = 0;
+  for (size_t index = 0; index < expected.size(); ++index) {
+    largest = std::max(largest, std::abs(found[index] - expected[index]) / std::abs(expected[index]));
+  }
+  return largest;
+}
+
+// A key's bias has no effect on attention: its gradient is rounding, which Adam makes as large as any other.
+bool is_rounding(const std::string& name, const std::string& optimizer) {
+  return is_adam(optimizer) && (name.ends_with(".k.bias") || name.ends_with(".qkv.bias"));
+}
+
+}  // namespace
 
 // Tokens of one data rank in one micro-step.
 at::Tensor tokens_of(const DecoderOptions& options, int step, int micro, int rank) {
@@ -91,6 +110,22 @@ TrainedDecoder train_decoder(Engine& engine, Decoder& model, int steps, int firs
   }
   result.parameters = whole_parameters(engine, model);
   return result;
+}
+
+void expect_like(const TrainedDecoder& found, const TrainedDecoder& expected, const std::string& optimizer) {
+  expect(found.losses.size() == expected.losses.size(), "as many steps");
+  expect(
+      largest_difference(found.losses, expected.losses) < 1e-6,
+      "losses differ by " + std::to_string(1e6 * largest_difference(found.losses, expected.losses)) + "e-6");
+  expect(largest_difference(found.norms, expected.norms) < 1e-5,
+         "norms differ by " + std::to_string(1e6 * largest_difference(found.norms, expected.norms)) + "e-6");
+  for (const auto& [name, values] : expected.parameters) {
+    if (is_rounding(name, optimizer)) continue;
+    const at::Tensor& own = found.parameters.at(name);
+    expect(own.sizes() == values.sizes(), name + " is whole");
+    const double off = (own - values).abs().max().item<double>();
+    expect(off < (is_adam(optimizer) ? 2e-4 : 2e-6), name + " differs by " + std::to_string(off));
+  }
 }
 
 std::map<std::string, at::Tensor> whole_parameters(Engine& engine, Decoder& model) {

@@ -45,6 +45,10 @@ Engine decoder_engine(torch::nn::Module& model, const std::string& config, const
 TrainedDecoder train_decoder(Engine& engine, Decoder& model, int steps, int first = 0,
                              bool plain_backward = false);
 
+/// Throws unless a run on a mesh has the losses (within 1e-6), norms (1e-5) and final parameters of a plain
+/// process.
+void expect_like(const TrainedDecoder& found, const TrainedDecoder& expected, const std::string& optimizer);
+
 /// The whole values of all parameters. A collective.
 std::map<std::string, at::Tensor> whole_parameters(Engine& engine, Decoder& model);
 

@@ -2,11 +2,14 @@
 //
 // Trains random networks on meshes of 2 to 8 rank-threads, whose tensor ranks split them, and compares
 // losses, norms and parameters with plain LibTorch in float64 in one process, and the bits of all stages with
-// each other. Each program is made by its seed alone; a program that fails is printed with its seed.
+// each other. How far rounding may lead is measured: by a plain run in float32, and by runs in float64 whose
+// initial values are changed by as much as float32 rounds. Each program is made by its seed alone; a program
+// that fails is printed with its seed.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <random>
 
@@ -57,9 +60,16 @@ uint64_t sample(int step, int micro, int rank) {
   return static_cast<uint64_t>(1000 * step + 100 * micro + 2 * rank + 7);
 }
 
-Result train_plain(const Trial& trial, at::ScalarType dtype) {
+// `shaken`: the seed of changes of the initial values by the size of rounding; 0: none.
+Result train_plain(const Trial& trial, at::ScalarType dtype, uint64_t shaken = 0) {
   Network network(trial.network);
   network.to(dtype);
+  if (shaken > 0) {
+    const torch::NoGradGuard no_grad;
+    at::Generator generator = at::detail::createCPUGenerator(shaken);
+    for (const at::Tensor& each : network.parameters())
+      each.mul_(1 + 6e-8 * at::randn(each.sizes(), generator, each.options()));
+  }
   std::vector<at::Tensor> trained;
   for (const at::Tensor& each : network.parameters()) {
     if (each.requires_grad()) trained.push_back(each);
@@ -131,40 +141,58 @@ Result train_split(const Trial& trial, int stage) {
   return of_rank_0;
 }
 
-// How far a result may be from the exact one: a plain run in fp32 is off by `rounding` itself.
-double allowed(double tolerance, double magnitude, double rounding) {
-  return tolerance * std::max(1.0, magnitude) + 30 * rounding;
-}
-
-void expect_close(const std::vector<double>& found, const std::vector<double>& exact,
-                  const std::vector<double>& plain, double tolerance, const std::string& what) {
-  for (size_t index = 0; index < exact.size(); ++index) {
-    const double off = std::abs(found[index] - exact[index]);
-    expect(off <= allowed(tolerance, std::abs(exact[index]), std::abs(plain[index] - exact[index])),
-           what + " of step " + std::to_string(index) + ": " + std::to_string(found[index]) + " instead of " +
-               std::to_string(exact[index]));
-  }
-}
-
 double distance(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
 
+// What is compared with: the exact results, and results of which each has other roundings.
+struct Reference {
+  Result exact;
+  std::vector<Result> rounded;
+};
+
+Reference make_reference(const Trial& trial) {
+  Reference reference{train_plain(trial, at::kDouble), {train_plain(trial, at::kFloat)}};
+  for (const uint64_t shaken : {1, 2, 3})
+    reference.rounded.push_back(train_plain(trial, at::kDouble, shaken));
+  return reference;
+}
+
+// How far a result may be from the exact one. `off`: how far a result with other roundings is.
+double allowed(double tolerance, double magnitude, const Reference& reference,
+               const std::function<double(const Result& rounded)>& off) {
+  double rounding = 0;
+  for (const Result& rounded : reference.rounded) rounding = std::max(rounding, off(rounded));
+  return tolerance * std::max(1.0, magnitude) + 30 * rounding;
+}
+
+void expect_close(const Result& found, const Reference& reference, std::vector<double> Result::*values,
+                  double tolerance, const std::string& what) {
+  const std::vector<double>& exact = reference.exact.*values;
+  for (size_t index = 0; index < exact.size(); ++index) {
+    const auto off = [&](const Result& result) { return std::abs((result.*values)[index] - exact[index]); };
+    expect(off(found) <= allowed(tolerance, std::abs(exact[index]), reference, off),
+           what + " of step " + std::to_string(index) + ": " + std::to_string((found.*values)[index]) +
+               " instead of " + std::to_string(exact[index]));
+  }
+}
+
 void run(const Trial& trial) {
-  const Result plain = train_plain(trial, at::kFloat), exact = train_plain(trial, at::kDouble);
+  const Reference reference = make_reference(trial);
   std::vector<Result> stages;
   for (int stage = 0; stage < 4; ++stage) {
     const std::string at_stage = "stage " + std::to_string(stage) + ", ";
     stages.push_back(train_split(trial, stage));
     const Result& found = stages.back();
-    expect_close(found.losses, exact.losses, plain.losses, 2e-6, at_stage + "the loss");
-    expect_close(found.norms, exact.norms, plain.norms, 2e-5, at_stage + "the norm");
-    for (const auto& [name, values] : exact.parameters) {
-      const at::Tensor& own = found.parameters.at(name);
-      expect(own.sizes() == values.sizes(), at_stage + name + " is whole");
-      const double off = distance(own, values), rounding = distance(plain.parameters.at(name), values);
-      expect(off <= allowed(5e-6, values.abs().max().item<double>(), rounding),
-             at_stage + name + " differs by " + std::to_string(off));
+    expect_close(found, reference, &Result::losses, 2e-6, at_stage + "the loss");
+    expect_close(found, reference, &Result::norms, 2e-5, at_stage + "the norm");
+    for (const auto& [name, values] : reference.exact.parameters) {
+      expect(found.parameters.at(name).sizes() == values.sizes(), at_stage + name + " is whole");
+      const auto off = [&, &name = name, &values = values](const Result& result) {
+        return distance(result.parameters.at(name), values);
+      };
+      expect(off(found) <= allowed(5e-6, values.abs().max().item<double>(), reference, off),
+             at_stage + name + " differs by " + std::to_string(off(found)));
     }
     // With accumulation, stages 2 and 3 add over ranks before they add micro-steps.
     const bool adds_alike = trial.accumulation == 1 || trial.mesh.data == 1 || stage == 1 || stage == 3;

@@ -1,0 +1,79 @@
+// Tests that layers which are recomputed in backward train, split among tensor ranks, like the whole module
+// in a plain process that recomputes nothing.
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/engine/tensor_support.h"
+#include "tests/support/expectations.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/settings.h"
+
+namespace zerorun::testing {
+namespace {
+
+constexpr int kStepsOfRecomputed = 5;
+const std::vector<DecoderOptions> kRecomputedModels = {
+    {.fused = true},
+    {.gated = true, .head_norms = true, .tied = true, .heads = 16, .key_heads = 8},
+    {.lora = true}};
+
+struct RecomputedRun {
+  TrainedDecoder trained;
+  double sent = 0;  // elements, among tensor ranks
+};
+
+RecomputedRun train_split(DecoderOptions options, bool recomputed, const std::string& config,
+                          const MeshSizes& mesh, const std::shared_ptr<Communicator>& communicator,
+                          bool plain_backward) {
+  options.recomputed = recomputed;
+  Decoder model(options);
+  Engine engine = decoder_engine(*model, config, mesh, communicator, plan_of(options));
+  Volume& volume = engine.mesh().along(MeshAxis::tensor).volume();
+  volume.reset();
+  RecomputedRun run;
+  run.trained = train_decoder(engine, model, kStepsOfRecomputed, 0, plain_backward);
+  for (int kind = 0; kind < kCollectiveKinds; ++kind)
+    run.sent += volume.elements(static_cast<Collective>(kind));
+  return run;
+}
+
+// How many elements of a micro-step tensor ranks sum more: the results of attention and MLP, and of an
+// adapter of attention. With a frozen embedding also the gradient of the first layer's input, which is needed
+// for the layer to be recomputed at all.
+double more_in_micro_step(const DecoderOptions& options) {
+  const int64_t tokens = 2 * 7, result = tokens * options.hidden();
+  const int64_t of_layer = 2 * result + (options.lora ? tokens * 3 : 0);
+  return static_cast<double>(options.layers * of_layer + (options.lora ? result : 0));
+}
+
+}  // namespace
+
+TEST_CASE("Layers split among tensor ranks and recomputed in backward train like a plain process") {
+  const bool shares_memory = std::getenv("ZERORUN_TEST_SHARED_MEMORY") != nullptr;
+  const std::vector<MeshSizes> meshes = {kTwoByTwo, shares_memory ? MeshSizes{2, 3, 1} : kTwoTensorRanks};
+  for (const auto [which, shape, stage, adam, accumulates, plain_backward] :
+       settings(static_cast<int>(kRecomputedModels.size()), static_cast<int>(meshes.size()), 4, 2, 2, 2)) {
+    const DecoderOptions& options = kRecomputedModels[static_cast<size_t>(which)];
+    const MeshSizes& mesh = meshes[static_cast<size_t>(shape)];
+    CAPTURE(which, describe(mesh), stage, adam, accumulates, plain_backward);
+    const int accumulation = 1 + accumulates;
+    const std::string optimizer =
+        adam ? R"({"type": "AdamW", "params": {"lr": 0.001, "weight_decay": 0}})" : kSgd;
+    const TrainedDecoder expected =
+        train_plain(options, optimizer, mesh.data, accumulation, kStepsOfRecomputed);
+    const std::string config = decoder_config(stage, optimizer, accumulation);
+    CHECK_NOTHROW(run_ranks(ranks_of(mesh), [&, &plain = plain_backward](auto communicator) {
+      const RecomputedRun recomputed = train_split(options, true, config, mesh, communicator, plain);
+      const RecomputedRun kept = train_split(options, false, config, mesh, communicator, plain);
+      expect_like(recomputed.trained, expected, optimizer);
+      expect(recomputed.trained.losses == kept.trained.losses, "the bits of losses without recomputation");
+      expect(recomputed.sent - kept.sent ==
+                 kStepsOfRecomputed * accumulation * (mesh.tensor - 1) * more_in_micro_step(options),
+             "what tensor ranks send more");
+    }));
+  }
+}
+
+}  // namespace zerorun::testing
