@@ -1,10 +1,10 @@
 #include "benchmarks/step_on_mesh.h"
 
-#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -140,9 +140,8 @@ void report(const StepOptions& options, const MeshSizes& mesh, const nlohmann::j
       "data "
       "ranks, tensor ranks\n",
       options.ranks, options.rounds, result["parameters"].get<double>() / 1e6,
-      static_cast<long long>(options.model.positions),
-      static_cast<long long>(options.micro_batch * options.ranks), options.precision.c_str(), mesh.data,
-      mesh.tensor, options.ranks);
+      static_cast<long long>(options.model.positions), result["samples"].get<long long>(),
+      options.precision.c_str(), mesh.data, mesh.tensor, options.ranks);
   for (const nlohmann::json& stage : result["stages"]) {
     const auto number = [&](const char* name) { return stage[name].get<double>(); };
     std::printf("%5d  %8.1f %8.1f %6.3f %8.1f %8.1f %8.1f %8.1f %8.1f    %10.2f; %10.2f, %10.2f\n",
