@@ -6,6 +6,7 @@
 // labels of micro-batches, which may have any structure, and takes them in the order of the forwards.
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,6 +23,25 @@ namespace {
 namespace py = pybind11;
 using namespace pybind11::literals;  // NOLINT(google-build-using-namespace): names of arguments
 
+// An exception of the program, which Python gets as it is. Other ranks get its text without the traceback.
+class ProgramException : public py::error_already_set {
+ public:
+  explicit ProgramException(const py::error_already_set& raised) : error_already_set(raised) {
+    try {
+      text_ = py::str(raised.type().attr("__name__")).cast<std::string>() + ": " +
+              py::str(raised.value()).cast<std::string>();
+      for (const py::handle note : py::getattr(raised.value(), "__notes__", py::list()))
+        text_ += " (" + py::str(note).cast<std::string>() + ")";
+    } catch (const std::exception&) {
+      text_ += " (its text raises an exception)";
+    }
+  }
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  std::string text_;
+};
+
 // A function of Python that the engine calls, copies and drops without the GIL.
 class PythonFunction {
  public:
@@ -34,7 +54,11 @@ class PythonFunction {
   template <typename Result, typename... Arguments>
   Result call(const Arguments&... arguments) const {
     const py::gil_scoped_acquire gil;
-    return (*held_)(arguments...).template cast<Result>();
+    try {
+      return (*held_)(arguments...).template cast<Result>();
+    } catch (const py::error_already_set& raised) {
+      throw ProgramException(raised);
+    }
   }
 
  private:

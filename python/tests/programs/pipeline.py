@@ -1,5 +1,5 @@
-"""A model of pipeline stages beside plain torch in one process: pipeline.py NUM_STAGES STAGE [METHOD [INTERVAL]]. All ranks that the
-stages leave are data ranks."""
+"""A model of pipeline stages beside plain torch in one process: pipeline.py NUM_STAGES STAGE [METHOD [INTERVAL [TENSOR_RANKS]]]. The
+ranks that are left are data ranks."""
 import sys
 
 import pipeline_models as models
@@ -7,13 +7,16 @@ import torch
 
 import zerorun
 from zerorun.pipe import PipelineModule
+from zerorun.runtime.pipe.topology import PipeModelDataParallelTopology
 
 STEPS, MICRO_BATCHES, CLIPPING = 4, 5, 0.3
 num_stages, stage = map(int, sys.argv[1:3])
 method = sys.argv[3] if len(sys.argv) > 3 else "parameters"
 interval = int(sys.argv[4]) if len(sys.argv) > 4 else 0
+tensor_ranks = int(sys.argv[5]) if len(sys.argv) > 5 else 1
 zerorun.init_distributed()
-data_ranks = zerorun.comm.get_world_size() // num_stages
+ranks_of_stage = zerorun.comm.get_world_size() // num_stages
+data_ranks = ranks_of_stage // tensor_ranks
 
 
 def plain():
@@ -48,15 +51,17 @@ def close(found, expected, within, what):
 
 expected, losses, norms, expected_eval = plain()
 torch.manual_seed(3)
-net = PipelineModule(models.specs(), num_stages=num_stages, loss_fn=models.loss_fn, partition_method=method,
-                     activation_checkpoint_interval=interval)
+size = {"num_stages": num_stages} if tensor_ranks == 1 else {
+    "topology": PipeModelDataParallelTopology(num_pp=num_stages, num_mp=tensor_ranks, num_dp=data_ranks)}
+net = PipelineModule(models.specs(), loss_fn=models.loss_fn, partition_method=method, activation_checkpoint_interval=interval, **size)
 config = {"train_micro_batch_size_per_gpu": models.BATCH, "gradient_accumulation_steps": MICRO_BATCHES, "gradient_clipping": CLIPPING,
           "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20, "reduce_bucket_size": 500}}
-optimizer = torch.optim.AdamW([parameter for parameter in net.parameters() if parameter.requires_grad], lr=0.01, weight_decay=0.1)
+optimizer = torch.optim.AdamW([{"params": [each for each in net.parameters() if each.requires_grad]}], lr=0.01, weight_decay=0.1)
 engine, optimizer, _, _ = zerorun.initialize(model=net, config=config, optimizer=optimizer,
-                                             lr_scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5))
+                                             lr_scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
+                                             tensor_plan={"*.up": "colwise", "*.down": "rowwise"} if tensor_ranks > 1 else None)
 assert engine.is_pipe_parallel == (num_stages > 1) and engine.num_stages == num_stages and engine.micro_batches == MICRO_BATCHES
-assert engine.stage_id == engine.global_rank // data_ranks == engine.coordinates["pipeline"]
+assert engine.stage_id == engine.global_rank // ranks_of_stage == engine.coordinates["pipeline"]
 assert engine.is_first_stage() == (engine.stage_id == 0) and engine.is_last_stage() == (engine.stage_id == num_stages - 1)
 assert engine.grid.get_data_parallel_rank() == engine.coordinates["data"]
 assert engine.grid.pp_group == [engine.grid.stage_to_global(each) for each in range(num_stages)]

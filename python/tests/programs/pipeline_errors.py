@@ -73,7 +73,7 @@ def lifetimes():
 
     engine = make([LayerSpec(Noted), LayerSpec(Noted)], stage=3)
     net = weakref.ref(engine.module)
-    net().engine = engine  # a cycle
+    net().engines = [engine]  # a cycle
     gc.collect()
     assert [layer() is not None for layer in made] == [engine.stage_id == 0, engine.stage_id == 1]
     assert [name for name, _ in engine.module.named_parameters()] == [f"{engine.stage_id}.weight", f"{engine.stage_id}.bias"]
@@ -87,6 +87,8 @@ def lifetimes():
 zerorun.init_distributed()
 if sys.argv[1] == "lifetimes":
     lifetimes()
+elif sys.argv[1] == "uncaught":
+    make([LayerSpec(Linear, 4, 4), LayerSpec(Raising)]).train_batch(data())
 elif sys.argv[1] == "layer":
     raises([LayerSpec(Linear, 4, 4), LayerSpec(Raising)], 1, ZeroDivisionError, "a division of the program")
 elif sys.argv[1] == "first":

@@ -59,10 +59,11 @@ def loss_fn(outputs, labels):
 
 
 def batch(step, data, micro):
-    """((tokens, mask), labels)"""
+    """((tokens, mask), labels). Some are longer."""
+    length = LENGTH + micro % 2
     generator = torch.Generator().manual_seed(1000 * step + 100 * data + micro)
-    tokens = torch.randint(WORDS, (BATCH, LENGTH + 1), generator=generator)
-    mask = torch.randint(2, (BATCH, LENGTH), generator=generator)
+    tokens = torch.randint(WORDS, (BATCH, length + 1), generator=generator)
+    mask = torch.randint(2, (BATCH, length), generator=generator)
     return (tokens[:, :-1], mask), tokens[:, 1:]
 
 

@@ -10,6 +10,7 @@ import zerorun
 from zerorun.pipe import LayerSpec, PipelineModule
 
 STEPS = 4
+more_of = {"fp16": {"initial_scale_power": 10}}
 re_entrant = functools.partial(checkpoint, use_reentrant=True)
 
 
@@ -21,7 +22,7 @@ def train(num_stages, precision, stage, layers=models.specs, **more):
               "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 3, "warmup_max_lr": 0.01}},
               "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20}}
     if precision != "fp32":
-        config[precision] = {"enabled": True}
+        config.update({precision: {"enabled": True, **more_of.get(precision, {})}, "data_types": {"buffer_dtype": precision}})
     engine, *_ = zerorun.initialize(model=net, config=config)
 
     def data(step):
