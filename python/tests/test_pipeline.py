@@ -64,6 +64,7 @@ def batches(count=2):
     (r"num_stages \(2\) must divide the number of ranks \(1\)", lambda: net(num_stages=2)),
     ("num_stages=0.*at least 1", lambda: net(num_stages=0)),
     ("partition_method='best'.: expected \"parameters\".*\"uniform\".*\"type:REGEX\"", lambda: net(partition_method="best")),
+    ("partition_method=None.: expected", lambda: net(partition_method=None)),
     ("type:conv.*no layer's class has such a name; there are Linear, Tanh, <lambda>", lambda: net(partition_method="type:conv")),
     ("a topology with the axes data, pipe is not supported", lambda: net(topology=ProcessTopology(["data", "pipe"], [1, 1]))),
     ("the topology has 4 ranks, and the job has 1", lambda: net(topology=PipeDataParallelTopology(2, 2))),
@@ -97,6 +98,9 @@ def test_engines_that_are_refused():
     make(used).destroy()
     with pytest.raises(zerorun.UserError, match="has an engine already"):
         make(used)
+    assert used.stage_owner(2) == 0 and used.partitions() == [0, 3]
+    with pytest.raises(AssertionError, match="mpu must be None"):
+        zerorun.initialize(model=net(), config=config(), mpu=net().mpu())
 
 
 def test_calls_that_are_refused():

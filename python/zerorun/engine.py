@@ -45,6 +45,8 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     if isinstance(model, Engine):
         raise UserError("initialize(): the model is an engine already: pass the module that it was made from")
     refuse_models(model)
+    if mpu is not None and isinstance(model, PipelineModule):
+        raise FailedAssertion("initialize(): mpu must be None with a PipelineModule, which has one of its own: leave it out")
     sizes = mesh_of(mesh, mesh_device, mesh_param, mpu)
     take_over_launcher()
     if dist_init_required is not False:

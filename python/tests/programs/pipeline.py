@@ -66,6 +66,10 @@ assert engine.is_first_stage() == (engine.stage_id == 0) and engine.is_last_stag
 assert engine.grid.get_data_parallel_rank() == engine.coordinates["data"]
 assert engine.grid.pp_group == [engine.grid.stage_to_global(each) for each in range(num_stages)]
 data = engine.coordinates["data"]
+drawn = [None] * engine.world_size  # each data rank draws its part of the samples, on all stages alike
+torch.distributed.all_gather_object(drawn, (data, sorted(map(int, engine.deepspeed_io(range(12), batch_size=1)))))
+assert all(dict(drawn)[each] == samples for each, samples in drawn)
+assert sorted(sum(dict(drawn).values(), [])) == list(range(12)), drawn
 
 
 def batches(step):

@@ -33,12 +33,12 @@ topology = PipeDataParallelTopology(num_pp=args.stages, num_dp=torch.distributed
 net = PipelineModule(layers=join_layers(Net()), loss_fn=torch.nn.CrossEntropyLoss(), topology=topology,
                      partition_method="type:Linear", activation_checkpoint_interval=0)
 config = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 100,
-          "optimizer": {"type": "Adam", "params": {"lr": 0.02}}, "pipeline": {"seed_layers": False}}
+          "optimizer": {"type": "Adam", "params": {"lr": 0.03}}, "pipeline": {"seed_layers": False}}
 engine, _, loader, _ = deepspeed.initialize(args=args, model=net, model_parameters=[p for p in net.parameters() if p.requires_grad],
                                             training_data=dataset, config=config)
 assert isinstance(engine, deepspeed.PipelineEngine) and isinstance(net, deepspeed.PipelineModule)
-losses = [engine.train_batch().item() for _ in range(30)]
+losses = [engine.train_batch().item() for _ in range(15)]
 other = torch.utils.data.DataLoader(dataset, batch_size=4)
 loss = engine.eval_batch(iter(deepspeed.utils.RepeatingLoader(other)))
-assert losses[-1] < 0.3 * losses[0], losses
+assert losses[-1] < 0.5 * losses[0], losses
 print(f"losses: {losses[0]:.6f} {losses[1]:.6f} {losses[-1]:.6f} {loss.item():.6f}", flush=True)

@@ -56,7 +56,7 @@ def raises(layers, owner, kind, text, stage=0):
     try:
         engine.train_batch(data())
     except zerorun.UserError as error:
-        assert "after a window that failed" in str(error), error
+        assert "that failed" in str(error) and "end the run" in str(error), error
     except zerorun.CommError as error:
         assert text in str(error), error
     else:

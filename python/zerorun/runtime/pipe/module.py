@@ -130,9 +130,9 @@ class PipelineModule(torch.nn.Module):
         kind, colon, pattern = str(method).partition(":")
         if kind.lower() == "type" and colon:
             costs = self._matches(pattern)
-        elif method.lower() == "uniform":
+        elif str(method).lower() == "uniform":
             return _core.cut_by_number(count, self.num_stages)
-        elif method.lower() == "parameters":
+        elif str(method).lower() == "parameters":
             costs = [sum(tensor.nbytes for tensor in self._tensors(index)) for index in range(count)]
         else:
             raise UserError(f"PipelineModule(partition_method={method!r}): expected {_METHODS}")
@@ -154,8 +154,8 @@ class PipelineModule(torch.nn.Module):
         return self.parts
 
     def stage_owner(self, layer_idx):
-        if not 0 <= layer_idx < len(self._layer_specs):
-            raise UserError(f"stage_owner(): there is no layer {layer_idx}, only {len(self._layer_specs)} layers")
+        if not 0 <= layer_idx < self.parts[-1]:
+            raise UserError(f"stage_owner(): there is no layer {layer_idx}, only {self.parts[-1]} layers")
         return next(stage for stage in range(self.num_stages) if layer_idx < self.parts[stage + 1])
 
     # For initialize()
