@@ -137,6 +137,14 @@ def test_data_and_batch_functions():
     engine.destroy()
 
 
+def test_layers_that_write_to_their_inputs():
+    engine = make(net([torch.nn.ReLU(inplace=True), LayerSpec(torch.nn.Linear, 4, 4)]))
+    rows = [(-torch.ones(2, 4), torch.zeros(2, 4))] * 2
+    engine.train_batch(iter(rows))
+    assert torch.equal(rows[0][0], -torch.ones(2, 4))
+    engine.destroy()
+
+
 def test_no_loss_fn():
     """The last layer returns the loss."""
     engine = make(net([LayerSpec(torch.nn.Linear, 4, 4), lambda x: x.square().mean()], loss_fn=None))

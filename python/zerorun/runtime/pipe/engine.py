@@ -83,15 +83,15 @@ class PipelineEngine(Engine):
                 raise UserError(f"{call}(): expected (inputs, labels) of a micro-batch, found {_shown(batch)}: set_batch_fn() may "
                                 "make them")
             if self.is_first_stage():
-                inputs.append(self._moved(batch[0], self._core.cast_input if self.fp16_enabled() else None))
+                inputs.append(self._moved(batch[0], is_input=True))
             if self.is_last_stage():
-                labels.append(self._moved(batch[1]))
+                labels.append(self._moved(batch[1], is_input=False))
         return inputs, labels
 
-    def _moved(self, values, then=None):
+    def _moved(self, values, is_input):
         def move(tensor):
-            tensor = tensor.detach().to(self.device)
-            return then(tensor) if then is not None else tensor
+            tensor = tensor.detach().to(self.device, copy=is_input)  # layers may write to what they are given
+            return self._core.cast_input(tensor) if is_input and self.fp16_enabled() else tensor
 
         return _pytree.tree_map_only(torch.Tensor, move, tuple(values) if isinstance(values, list) else values)
 
@@ -169,7 +169,7 @@ class PipelineEngine(Engine):
     def consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
         if self.num_stages > 1:
             raise not_supported("consolidated_16bit_state_dict() of several pipeline stages",
-                                "engine.module_state_dict() has those of this stage")
+                                "engine.save_16bit_model() writes those of all stages, engine.module_state_dict() has this stage's")
         return super().consolidated_16bit_state_dict(exclude_frozen_parameters)
 
     _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict = consolidated_16bit_state_dict
