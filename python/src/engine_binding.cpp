@@ -151,6 +151,7 @@ void bind_engine(py::module_& module) {
   bind_training(engine);
   bind_checkpoints(engine);
   bind_facts(engine);
+  bind_pipeline(module, engine);
   py::class_<NoSyncScope>(module, "NoSync")
       .def(py::init<CoreEngine&>(), py::keep_alive<1, 2>())
       .def("enter", &NoSyncScope::enter)

@@ -76,6 +76,8 @@ using EngineClass = pybind11::class_<CoreEngine, std::unique_ptr<CoreEngine, Wit
 void bind_engine(pybind11::module_& module);
 /// Binds what starts an engine, and what comes before it.
 void bind_starting(pybind11::module_& module);
+/// Binds lists of layers and windows of micro-batches.
+void bind_pipeline(pybind11::module_& module, EngineClass& engine);
 /// Binds what Python asks of an engine and its config.
 void bind_facts(EngineClass& engine);
 /// Binds what a checkpoint has.

@@ -15,6 +15,7 @@
 #include "config/config.h"
 #include "engine/hidden_size.h"
 #include "optim/schedule.h"
+#include "pipeline/layers.h"
 #include "python/src/engine_binding.h"
 #include "tensor_parallel/plan.h"
 
@@ -41,6 +42,7 @@ struct Given {
   std::optional<std::tuple<int, int, int>>
       mesh;  // sizes of data (0: what the others leave), tensor, pipeline
   std::vector<PlanEntry> tensor_plan;
+  std::optional<Pipeline> pipeline;
 };
 
 std::optional<MeshSizes> sizes_of(const Given& given) {
@@ -107,6 +109,7 @@ std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
   const Config config = read_config(given, model, options.communicator->world_size(), options.computes_only);
   options.mesh = sizes_of(given);
   options.tensor_plan = plan_of(given);
+  options.pipeline = std::move(given.pipeline);
   options.marks_gradients = true;
   options.output_folder = given.output_folder;
   options.optimizer = given.python_optimizer.get();
@@ -207,7 +210,8 @@ void bind_starting(py::module_& module) {
       .def_readwrite("has_schedule", &Given::has_schedule)
       .def_readwrite("output_folder", &Given::output_folder)
       .def_readwrite("mesh", &Given::mesh)
-      .def_readwrite("tensor_plan", &Given::tensor_plan);
+      .def_readwrite("tensor_plan", &Given::tensor_plan)
+      .def_readwrite("pipeline", &Given::pipeline);
   module.def("start", &start, NoGil());
   module.def("allows_untested", &allows_untested);
   module.def("tensor_ranks", &tensor_ranks);

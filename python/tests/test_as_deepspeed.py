@@ -63,7 +63,7 @@ def check_output(output):
     assert f"found: {folder}/deepspeed/__init__.py" in output
     assert "version: 0.19.8 ['deepspeed']" in output
     assert f"package: 0.19.8 {folder}/deepspeed/__init__.py" in output
-    assert "refused: deepspeed.pipe.PipelineModule is not supported by zerorun: train the model as one" in output
+    assert "refused: deepspeed.DeepSpeedHybridEngine is not supported by zerorun: call engine.module" in output
     assert "refused: deepspeed.init_inference is not supported by zerorun: serve the model" in output
     assert "refused: deepspeed.utils.OnDevice is not supported by zerorun: build the model" in output
 
@@ -172,8 +172,9 @@ def test_every_name_resolves(package):
                 refused()
 
 
-@pytest.mark.parametrize("name", ["deepspeed.moe.layer.MoE", "deepspeed.pipe.LayerSpec", "deepspeed.ops.fp_quantizer.FP_Quantize",
-                                  "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3", "deepspeed.PipelineModule",
+@pytest.mark.parametrize("name", ["deepspeed.moe.layer.MoE", "deepspeed.runtime.pipe.schedule.TrainSchedule",
+                                  "deepspeed.ops.fp_quantizer.FP_Quantize",
+                                  "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3", "deepspeed.DeepSpeedHybridEngine",
                                   "deepspeed.checkpoint.utils.get_model_ckpt_name_for_rank"])
 def test_names_of_refused_modules(package, name):
     found = find(name)

@@ -16,12 +16,13 @@ _set_nccl_variables()
 _core = _load_core()
 
 from ._core import CommError, Error, InternalError, TrainingError, UserError  # noqa: E402
-from . import _new_tensor, checkpointing, comm, ops, runtime, utils, zero  # noqa: E402
+from . import _new_tensor, checkpointing, comm, ops, pipe, runtime, utils, zero  # noqa: E402
 from .comm import init_distributed  # noqa: E402
 from .engine import DeepSpeedEngine, Engine, initialize  # noqa: E402
 from .errors import NotSupportedError  # noqa: E402
 from .arguments import add_config_arguments  # noqa: E402
 from .data import RepeatingLoader  # noqa: E402
+from .pipe import PipelineModule  # noqa: E402
 from .tensor_ranks import set_autotp_mode, tp_model_init  # noqa: E402
 
 __version__ = _core.version
@@ -34,7 +35,7 @@ def __getattr__(name):
 
 
 __all__ = [
-    "CommError", "DeepSpeedEngine", "Engine", "Error", "InternalError", "NotSupportedError", "RepeatingLoader",
-    "TrainingError", "UserError", "add_config_arguments", "checkpointing", "comm", "init_distributed", "initialize",
-    "ops", "runtime", "set_autotp_mode", "tp_model_init", "utils", "zero",
+    "CommError", "DeepSpeedEngine", "Engine", "Error", "InternalError", "NotSupportedError", "PipelineModule",
+    "RepeatingLoader", "TrainingError", "UserError", "add_config_arguments", "checkpointing", "comm", "init_distributed",
+    "initialize", "ops", "pipe", "runtime", "set_autotp_mode", "tp_model_init", "utils", "zero",
 ]

@@ -23,6 +23,7 @@ from .module_notes import explained_errors, log_conversions
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
 from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
+from .runtime.pipe.module import PipelineModule
 from .state_dicts import show_parameters
 from .tensor_plan import entries_of
 from .tensor_ranks import check_first_forward, compare_dtype, mesh_with_told, verify_plan
@@ -44,6 +45,8 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     if isinstance(model, Engine):
         raise UserError("initialize(): the model is an engine already: pass the module that it was made from")
     refuse_models(model)
+    if mpu is not None and isinstance(model, PipelineModule):
+        raise FailedAssertion("initialize(): mpu must be None with a PipelineModule, which has one of its own: leave it out")
     sizes = mesh_of(mesh, mesh_device, mesh_param, mpu)
     take_over_launcher()
     if dist_init_required is not False:
@@ -51,10 +54,16 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     refuse_lone_ranks(get_world_size())
     config = given_config(args, config if config is not None else config_params)
     text, origin = read_config(config)
-    engine = Engine(model, text, origin, config=config, optimizer=optimizer, model_parameters=model_parameters,
-                    lr_scheduler=lr_scheduler, arguments=arguments, mesh=sizes, tensor_plan=tensor_plan)
-    loader = engine.deepspeed_io(training_data, collate_fn=collate_fn) if training_data is not None else None
+    engine = _class_for(model)(model, text, origin, config=config, optimizer=optimizer, model_parameters=model_parameters,
+                               lr_scheduler=lr_scheduler, arguments=arguments, mesh=sizes, tensor_plan=tensor_plan)
+    loader = engine.take_training_data(training_data, collate_fn) if training_data is not None else None
     return engine, engine.optimizer, loader, engine.lr_scheduler
+
+
+def _class_for(model):
+    from .runtime.pipe.engine import PipelineEngine  # which imports this module
+
+    return PipelineEngine if isinstance(model, PipelineModule) else Engine
 
 
 class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
@@ -68,8 +77,9 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
             optimizer = optimizer([p for p in chosen] if not isinstance(chosen, list) else chosen)
         groups = optimizer.param_groups if optimizer is not None else groups_of(model_parameters)
         given = _core.Given()
-        given.parameters = list(model.named_parameters(remove_duplicate=False))
-        given.buffers, given.unsaved_buffers = buffers_of(model)
+        whole = self._describe_layers(model, given)
+        given.parameters = list(whole.named_parameters(remove_duplicate=False))
+        given.buffers, given.unsaved_buffers = buffers_of(whole)
         given.config, given.origin = config_text, origin
         self._flat = None
         given.groups = [as_group(group) for group in groups or []]
@@ -93,9 +103,10 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         self.config = config  # what was passed: a dict or a path
         self._config = self._core.config()
         self._runs_schedule = self._config["has_scheduler"]  # one of the config, that the program has not taken over
-        self._parameter_names = {id(tensor): name for name, tensor in given.parameters}
+        own = {id(tensor) for tensor in model.parameters()}
+        self._parameter_names = {id(tensor): name for name, tensor in given.parameters if id(tensor) in own}
         # Of parameters that are split among tensor ranks.
-        self._whole_shapes = {id(tensor): tuple(_core.whole_sizes(self._core, tensor)) for _, tensor in given.parameters
+        self._whole_shapes = {id(tensor): tuple(_core.whole_sizes(self._core, tensor)) for tensor in model.parameters()
                               if given.tensor_plan and _core.is_split(self._core, tensor)}
         self._model_watch = ModelWatch(model)
         self.micro_steps = 0
@@ -119,6 +130,10 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
             compare_dtype(model, self.dtype)
         groups_of_ranks.follow(self._core)
         _registry.add(self)
+
+    def _describe_layers(self, model, given):
+        """Returns the module that has all parameters, also those of other ranks. A pipeline adds its layers to `given`."""
+        return model
 
     # A copy would share the engine's state with the original.
     def __deepcopy__(self, memo):
@@ -215,22 +230,27 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         """Ends a micro-step. At the accumulation boundary it also clips, updates and advances the schedule, and calls the hooks
         of the optimizer's step."""
         self._model_watch.check()
-        self._advance_schedule(lr_kwargs or {})
         updates, backwards = self._core.is_boundary(), self._core.backwards()
-        if self.optimizer is not None:
-            if updates and backwards > 0:
-                self.optimizer.call_step_hooks(is_before=True)
-            self.optimizer.push()
+        self._before_step(backwards if updates else 0, lr_kwargs or {})
         self._core.step()
         self.micro_steps += 1
-        if not updates:
-            return
+        if updates:
+            self._after_update(backwards, lr_kwargs or {})
+
+    def _before_step(self, updating_backwards, lr_kwargs):
+        self._advance_schedule(lr_kwargs)
+        if self.optimizer is not None:
+            if updating_backwards > 0:
+                self.optimizer.call_step_hooks(is_before=True)
+            self.optimizer.push()
+
+    def _after_update(self, backwards, lr_kwargs):
         self._stepped = True
         self._count_samples(backwards)
         if self._runs_schedule:
             self.optimizer.pull()
         self.optimizer.call_step_hooks(is_before=False)
-        self._advance_schedule(lr_kwargs or {})
+        self._advance_schedule(lr_kwargs)
 
     def _steps_applied(self):
         return self._core.global_steps() - self._core.skipped_steps()
@@ -337,6 +357,10 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         return data.make_loader(dataset, batch_size or self.train_micro_batch_size_per_gpu(),
                                 self._core.coordinates()["data"], self._core.mesh_sizes()["data"], collate_fn=collate_fn,
                                 num_workers=num_local_io_workers or 0)
+
+    def take_training_data(self, dataset, collate_fn):
+        """The loader that initialize() returns."""
+        return self.deepspeed_io(dataset, collate_fn=collate_fn)
 
 
 DeepSpeedEngine = Engine

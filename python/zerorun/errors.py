@@ -17,7 +17,6 @@ class NotSupportedError(UserError, NotImplementedError):
 
 _REMEDIES = {
     "init_inference": "serve the model with another package: save it with engine.save_16bit_model()",
-    "PipelineModule": "train the model as one torch.nn.Module at stage 3",
     "DeepSpeedTransformerLayer": "use torch's layers",
     "default_inference_config": "serve the model with another package",
 }

@@ -29,12 +29,12 @@ partition_parameters.zero_wrapper_for_fp_tensor_constructor = before
 assert before(partition_parameters._orig_torch_arange)(3).tolist() == [0, 1, 2]
 
 
-class Pipeline(deepspeed.PipelineModule):
+class Hybrid(deepspeed.DeepSpeedHybridEngine):
     device = deepspeed.get_accelerator().device_name()
 
 
-assert Pipeline.device == "cpu" and not isinstance(deepspeed, Pipeline)
-for call in (Pipeline, lambda: deepspeed.init_inference(model=None), lambda: deepspeed.utils.OnDevice(dtype=None)):
+assert Hybrid.device == "cpu" and not isinstance(deepspeed, Hybrid)
+for call in (Hybrid, lambda: deepspeed.init_inference(model=None), lambda: deepspeed.utils.OnDevice(dtype=None)):
     try:
         call()
     except NotImplementedError as error:

@@ -22,6 +22,7 @@ _GROUPS = [f"get_{kind}_parallel_{what}" for kind in ("data", "model", "sequence
 _GROUPS.append("get_data_parallel_group_ranks")
 _OF_BOTH = [f"get_sequence_data_parallel_{what}" for what in _OF_GROUPS]
 _LOGGING = {"zerorun.utils": "logger log_dist log_dist_once set_log_level_from_string"}
+_LAYERS_OF_PIPELINES = "PipelineModule LayerSpec TiedLayerSpec"
 _ZERO = {"zerorun.zero": "Init GatheredParameters register_external_parameter unregister_external_parameter",
          "zerorun.partitioned": "ZeroParamStatus ZeroParamType"}
 
@@ -38,8 +39,8 @@ MODULES = {
         "deepspeed.runtime": "zero",
         "deepspeed.runtime.activation_checkpointing": "checkpointing",
         "deepspeed": "dist=comm",
-        "deepspeed.pipe": "PipelineModule",
-        "deepspeed.runtime.pipe": "PipelineEngine",
+        "zerorun.pipe": "PipelineModule",
+        "zerorun.runtime.pipe.engine": "PipelineEngine",
         "deepspeed.inference": "InferenceEngine DeepSpeedInferenceConfig",
         "deepspeed.ops.transformer": "DeepSpeedTransformerLayer DeepSpeedTransformerConfig",
     },
@@ -71,6 +72,7 @@ MODULES = {
     "deepspeed.ops.lion.cpu_lion": {"zerorun.ops.lion": "DeepSpeedCPULion"},
     "deepspeed.ops.lion.fused_lion": {"zerorun.ops.lion": "FusedLion"},
     "deepspeed.ops.op_builder": {_BUILDERS: ALL},
+    "deepspeed.pipe": {"zerorun.pipe": _LAYERS_OF_PIPELINES},
     "deepspeed.runtime": {},
     "deepspeed.runtime.activation_checkpointing": {},
     "deepspeed.runtime.activation_checkpointing.checkpointing": {"zerorun.checkpointing": ALL},
@@ -86,6 +88,11 @@ MODULES = {
         "zerorun.partitioned": "ZeroParamStatus", _CONFIGS: _OPTIMIZER_TYPES,
         _CONSTANTS: "OffloadDeviceEnum OffloadStateTypeEnum"},
     "deepspeed.runtime.lr_schedules": {"zerorun.runtime.lr_schedules": ALL},
+    "deepspeed.runtime.pipe": {"zerorun.runtime.pipe": f"{_LAYERS_OF_PIPELINES} ProcessTopology"},
+    "deepspeed.runtime.pipe.engine": {"zerorun.runtime.pipe.engine": "PipelineEngine"},
+    "deepspeed.runtime.pipe.module": {"zerorun.runtime.pipe.module": f"{_LAYERS_OF_PIPELINES} PipelineError"},
+    "deepspeed.runtime.pipe.topology": {"zerorun.runtime.pipe.topology":
+        "ProcessTopology PipeDataParallelTopology PipeModelDataParallelTopology PipelineParallelGrid"},
     "deepspeed.runtime.utils": {"zerorun.runtime.utils": ALL},
     "deepspeed.runtime.zero": {**_ZERO, "zerorun.zero": _ZERO["zerorun.zero"] + " unwrap_model_for_generation"},
     "deepspeed.runtime.zero.leaf_module_config": {
@@ -113,7 +120,7 @@ MODULES = {
 }
 
 _INFERENCE = "serve the model with another package: save it with engine.save_16bit_model()"
-_PIPELINE = "train the model as one torch.nn.Module at stage 3"
+_SCHEDULE_OF_PIPELINES = "engine.train_batch() runs the stages of a PipelineModule"
 _TENSORS = "call tp_model_init(), or set \"tensor_parallel\": {\"autotp_size\": 2} in the config"
 _SEQUENCES = "leave sequence parallelism out: each rank computes whole sequences"
 _EXPERTS = "build experts as plain modules, and gather them with deepspeed.utils.set_z3_leaf_modules()"
@@ -171,7 +178,8 @@ REFUSED = {
         **_refused("clip_grad_norm_ get_global_norm get_grad_norm get_weight_norm get_flattened_grad_norm get_global_norm_of_tensors "
                    "clip_tensors_by_global_norm", _NORM),
         **_refused("CheckOverflow", "ask engine.was_step_applied() after step()"),
-        **_refused("PartitionedTensor partition_uniform partition_balanced", _PIPELINE),
+        **_refused("partition_uniform partition_balanced", "PipelineModule(partition_method=...) divides layers"),
+        **_refused("PartitionedTensor", _SCHEDULE_OF_PIPELINES),
         **_refused("memory_status get_ma_status", "call see_memory_usage()"),
         **_refused("DummyOptim", "call initialize() without an optimizer for an engine that only computes"),
     },
@@ -234,7 +242,7 @@ REFUSED_MODULES = {
                "deepspeed.ops.pin_memory deepspeed.ops.triton_ops",
                "zerorun's kernels are compiled ahead, and its own"),
     **_refused("deepspeed.ops.transformer deepspeed.ops.deepspeed4science deepspeed.ops.random_ltd", _LAYERS),
-    **_refused("deepspeed.pipe deepspeed.runtime.pipe", _PIPELINE),
+    **_refused("deepspeed.runtime.pipe.p2p deepspeed.runtime.pipe.schedule", _SCHEDULE_OF_PIPELINES),
     **_refused("deepspeed.profiling", "use torch.profiler, and torch.utils.flop_counter for floating-point operations"),
     **_refused("deepspeed.sequence deepspeed.runtime.sequence_parallel", _SEQUENCES),
     **_refused("deepspeed.runtime.bf16_optimizer deepspeed.runtime.fp16 deepspeed.runtime.checkpoint_engine deepspeed.runtime.comm "

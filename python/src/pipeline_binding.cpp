@@ -1,0 +1,125 @@
+// Pipelines from Python: the list of layers that initialize() takes, and windows of micro-batches.
+//
+// [Note: layers of a Python module] The engine's list has the name and the tensors of each layer. Python
+// computes all layers of a stage in one call, because it may recompute several of them together. So the first
+// layer of each stage calls Python, and the others pass on what it returns. Python keeps the inputs and
+// labels of micro-batches, which may have any structure, and takes them in the order of the forwards.
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "config/check.h"
+#include "pipeline/cut.h"
+#include "pipeline/layers.h"
+#include "python/src/engine_binding.h"
+
+namespace zerorun::python {
+namespace {
+
+namespace py = pybind11;
+using namespace pybind11::literals;  // NOLINT(google-build-using-namespace): names of arguments
+
+// An exception of the program, which Python gets as it is. Other ranks get its text without the traceback.
+class ProgramException : public py::error_already_set {
+ public:
+  explicit ProgramException(const py::error_already_set& raised) : error_already_set(raised) {
+    try {
+      text_ = py::str(raised.type().attr("__name__")).cast<std::string>() + ": " +
+              py::str(raised.value()).cast<std::string>();
+      for (const py::handle note : py::getattr(raised.value(), "__notes__", py::list()))
+        text_ += " (" + py::str(note).cast<std::string>() + ")";
+    } catch (const std::exception&) {
+      text_ += " (its text raises an exception)";
+    }
+  }
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  std::string text_;
+};
+
+// A function of Python that the engine calls, copies and drops without the GIL.
+class PythonFunction {
+ public:
+  explicit PythonFunction(py::object function)
+      : held_(new py::object(std::move(function)), [](py::object* held) {
+          const py::gil_scoped_acquire gil;
+          delete held;
+        }) {}
+
+  template <typename Result, typename... Arguments>
+  Result call(const Arguments&... arguments) const {
+    const py::gil_scoped_acquire gil;
+    try {
+      return (*held_)(arguments...).template cast<Result>();
+    } catch (const py::error_already_set& raised) {
+      throw ProgramException(raised);
+    }
+  }
+
+ private:
+  std::shared_ptr<py::object> held_;
+};
+
+// `layers`: names and tensors. `firsts`: the names of the first layers of all stages but the first.
+Pipeline make_pipeline(std::vector<std::pair<std::string, Tensors>> layers, std::vector<std::string> firsts,
+                       py::object forward, py::object loss) {
+  const PythonFunction of_stage(std::move(forward));
+  const PythonFunction of_loss(std::move(loss));
+  Pipeline pipeline;
+  for (auto& [name, tensors] : layers) {
+    const bool is_first = pipeline.layers.empty() || std::ranges::find(firsts, name) != firsts.end();
+    PipelineLayer layer{.name = std::move(name), .tensors = std::move(tensors), .forward = {}};
+    if (is_first) {
+      layer.forward = [of_stage](const Tensors& inputs) { return of_stage.call<Tensors>(inputs); };
+    } else {
+      layer.forward = [](const Tensors& outputs) { return outputs; };
+    }
+    pipeline.layers.push_back(std::move(layer));
+  }
+  pipeline.loss = [of_loss](const Tensors& outputs, const Tensors& labels) {
+    return of_loss.call<at::Tensor>(outputs, labels);
+  };
+  pipeline.cut = PipelineCut{.by = PipelineCut::By::names, .seconds = {}, .firsts = std::move(firsts)};
+  return pipeline;
+}
+
+// How many pipeline stages the config names, 0 if none. zerorun.mesh goes before pipeline.stages.
+int64_t pipeline_stages(const std::string& config, const std::string& origin) {
+  const auto settings = config::check_config(config, origin).settings;
+  for (const char* key : {"zerorun.mesh.pipeline", "pipeline.stages"}) {
+    if (!settings.given(key) || settings.undecided(key)) continue;
+    if (const auto stages = settings.get<int64_t>(key)) return *stages;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void bind_pipeline(py::module_& module, EngineClass& engine) {
+  py::class_<Pipeline>(module, "Pipeline")
+      .def(py::init(&make_pipeline), "layers"_a, "firsts"_a, "forward"_a, "loss"_a);
+  module.def("cut_by_cost",
+             [](const std::vector<double>& costs, int stages) { return cut_by_cost(costs, stages); });
+  module.def("cut_by_number", &cut_by_number);
+  module.def("pipeline_stages", &pipeline_stages);
+  engine
+      .def(
+          "train_batch",
+          [](CoreEngine& core, size_t micro_batches) {
+            return core.get().train_batch(std::vector<MicroBatch>(micro_batches));
+          },
+          NoGil())
+      .def(
+          "eval_batch",
+          [](CoreEngine& core, size_t micro_batches) {
+            return core.get().eval_batch(std::vector<MicroBatch>(micro_batches));
+          },
+          NoGil());
+}
+
+}  // namespace zerorun::python
