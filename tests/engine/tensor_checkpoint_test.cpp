@@ -1,6 +1,6 @@
 // Tests checkpoints and models of meshes whose tensor ranks have divided the parameters. A training goes on
-// from a checkpoint on the same mesh with the same bits (any_mesh_checkpoint_test.cpp has other meshes). The command
-// `zerorun checkpoint` reads such a checkpoint.
+// from a checkpoint on the same mesh with the same bits (any_mesh_checkpoint_test.cpp has other meshes). The
+// command `zerorun checkpoint` reads such a checkpoint.
 #include <catch2/catch.hpp>
 #include <map>
 #include <string>
