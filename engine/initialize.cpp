@@ -75,10 +75,14 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
     divide();
   }
   if (!divided) config.pipeline.reduces_by_window = false;  // windows are a pipeline's
-  ModelParameters parameters = collect_parameters(model, config, options);
+  const auto is_elsewhere = [&](const at::Tensor& tensor) {
+    return divided && !divided->stages.at(tensor.unsafeGetTensorImpl()).contains(mesh.coordinates().pipeline);
+  };
+  ModelParameters parameters = collect_parameters(model, config, options, is_elsewhere);
   parameters.is_divided = divided.has_value();
   parameters.has_tensor_plan = has_tensor_plan(options, mesh);
   check_ranks_agree(parameters, describe_settings(config, options), mesh);
+  if (divided) agree_on_groups(parameters, *divided, mesh);
   split_parameters(parameters, model, config, options, mesh);
   write_resolved_config(config, options.output_folder, mesh.world());
   if (mesh.world().rank() == 0) {

@@ -206,8 +206,8 @@ int own_group(int given, const std::string& name, const at::Tensor& tensor, cons
 
 }  // namespace
 
-ModelParameters collect_parameters(const Model& model, const Config& config,
-                                   const InitializeOptions& options) {
+ModelParameters collect_parameters(const Model& model, const Config& config, const InitializeOptions& options,
+                                   const std::function<bool(const at::Tensor&)>& may_lack_group) {
   if (c10::InferenceMode::is_enabled()) {
     throw UserError(
         "initialize() in inference mode, in which tensors cannot be trained: call it outside of "
@@ -232,13 +232,14 @@ ModelParameters collect_parameters(const Model& model, const Config& config,
       }
       continue;
     }
-    if (has_groups(options) && group == groups.end()) {
+    const bool has_group = group != groups.end();
+    if (has_groups(options) && !has_group && !(may_lack_group && may_lack_group(tensor))) {
       throw UserError("parameter " + name +
                       " requires grad but is in no parameter group: add it to one, or freeze it with "
                       "requires_grad_(false)");
     }
     check_trainable(name, tensor, config.precision.training);
-    const int given = has_groups(options) ? group->second : 0;
+    const int given = has_group ? group->second : 0;
     result.trained.push_back({name, tensor, own_group(given, name, tensor, config)});
   }
   if (found_in_groups != groups.size()) {
@@ -310,7 +311,7 @@ std::string describe_model(const ModelParameters& model) {
   };
   for (const NamedParameter& parameter : model.trained) {
     describe(parameter.name, parameter.tensor);
-    description += " " + std::to_string(parameter.group);
+    if (!model.is_divided) description += " " + std::to_string(parameter.group);
   }
   for (const NamedParameter& parameter : model.frozen) describe(parameter.name, parameter.tensor);
   for (const auto* others : {&model.unbucketed, &model.unsaved}) {

@@ -2,6 +2,7 @@
 // other tensors all ranks share.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -44,9 +45,10 @@ struct WholeModel {
 /// from options.parameter_groups, else is 0; if the config names Muon, see group_for_muon(). Frozen
 /// floating-point parameters are partitioned as config.zero says and converted as config.precision says;
 /// buffers are converted likewise. Throws UserError for a parameter that the engine cannot train, that
-/// requires grad but is in no group, or that is in two groups.
-ModelParameters collect_parameters(const Model& model, const Config& config,
-                                   const InitializeOptions& options);
+/// requires grad but is in no group, or that is in two groups. `may_lack_group`, if set: whether a parameter
+/// is of another pipeline stage, whose ranks know its group.
+ModelParameters collect_parameters(const Model& model, const Config& config, const InitializeOptions& options,
+                                   const std::function<bool(const at::Tensor&)>& may_lack_group = {});
 
 /// Throws UserError on every rank of the job unless all have the same `settings` (text), and the ranks of
 /// each data group, with a tensor plan also those of each tensor group, and with a pipeline all ranks, the

@@ -1,5 +1,6 @@
 #include "engine/pipeline_division.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <iterator>
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/agreement.h"
 #include "engine/state_placement.h"
 #include "zero/interception.h"
 
@@ -99,6 +101,33 @@ std::optional<DividedModel> divide_model(const Model& model, const Config& confi
                        .words = words_of(pipeline.layers, begins),
                        .stages = std::move(having)};
   return divided;
+}
+
+void agree_on_groups(ModelParameters& parameters, const DividedModel& divided, const Mesh& mesh) {
+  const MeshCoordinates& own = mesh.coordinates();
+  const at::Tensor groups = at::zeros({static_cast<int64_t>(parameters.trained.size())}, at::kLong);
+  auto* data = groups.mutable_data_ptr<int64_t>();
+  const auto stages_of = [&](size_t index) -> const std::set<int>& {
+    return divided.stages.at(parameters.trained[index].tensor.unsafeGetTensorImpl());
+  };
+  for (size_t index = 0; index < parameters.trained.size(); ++index) {
+    const bool is_giver = *stages_of(index).begin() == own.pipeline && own.data == 0 && own.tensor == 0;
+    if (is_giver) data[index] = parameters.trained[index].group;
+  }
+  mesh.world().all_reduce(groups, "the parameter groups of pipeline stages")->wait();
+  on_all_ranks(mesh.world(), "the parameter groups of pipeline stages", [&] {
+    for (size_t index = 0; index < parameters.trained.size(); ++index) {
+      NamedParameter& parameter = parameters.trained[index];
+      const auto agreed = static_cast<int>(data[index]);
+      if (stages_of(index).contains(own.pipeline) && parameter.group != agreed) {
+        throw UserError("parameter " + parameter.name + " is in parameter group " + std::to_string(agreed) +
+                        " on pipeline stage " + std::to_string(*stages_of(index).begin()) +
+                        ", and in group " + std::to_string(parameter.group) +
+                        " here: put it in the same group on all ranks");
+      }
+      parameter.group = agreed;
+    }
+  });
 }
 
 std::vector<TensorElsewhere> keep_stage(Model& model, ModelParameters& parameters,

@@ -36,6 +36,9 @@ struct TensorElsewhere {
 std::optional<DividedModel> divide_model(const Model& model, const Config& config,
                                          const InitializeOptions& options, const Mesh& mesh);
 
+/// Sets the groups of trained parameters, of which each rank knows those of its stage. A collective of all
+/// ranks, which have the same model. Throws UserError if stages have a tied parameter in different groups.
+void agree_on_groups(ModelParameters& parameters, const DividedModel& divided, const Mesh& mesh);
 /// Leaves in `model` and `parameters`, which are the whole model's, only the tensors of this stage, and sets
 /// `tied` of those that other stages have too. Returns the others. A collective of the pipeline ranks. Throws
 /// UserError if the config has a setting that tied parameters exclude.

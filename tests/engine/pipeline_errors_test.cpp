@@ -262,6 +262,40 @@ TEST_CASE("A value that is not finite on one stage: all stages skip the step, an
                       ".o.bias on rank " + std::to_string(2 * culprit + 1)));
 }
 
+TEST_CASE("Parameter groups may have this stage's parameters only, and agree on tied ones") {
+  const DecoderOptions tied = {.tied = true, .layers = 2};
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    const auto engine_with = [&](Decoder& model, bool agrees) {
+      InitializeOptions options;
+      options.communicator = communicator;
+      options.mesh = MeshSizes{1, 1, 2};
+      options.pipeline = pipeline_of(model);
+      const int stage = communicator->rank();
+      options.parameter_groups.resize(2);
+      options.parameter_groups[0].lr = 0.1;
+      options.parameter_groups[1].lr = 0.2;
+      for (const int layer : {2 * stage, 2 * stage + 1}) {
+        for (const at::Tensor& tensor : options.pipeline->layers[layer].tensors) {
+          const bool is_tied = tensor.is_same(model->named_parameters()["embedding.weight"]);
+          const int group = is_tied ? (agrees ? 0 : stage) : tensor.dim() - 1;
+          options.parameter_groups[group].parameters.push_back(tensor);
+        }
+      }
+      return initialize(
+          *model,
+          parse_config(decoder_config(1, kSgd), "test config", {.world_size = 2, .mesh = options.mesh}),
+          options);
+    };
+    Decoder model(tied);
+    expect_throws([&] { engine_with(model, false); },
+                  "embedding.weight is in parameter group 0 on pipeline stage 0",
+                  "a tied parameter in two groups");
+    Engine engine = engine_with(model, true);
+    engine.train_batch(window_of(tied, 0, 1, 0));
+    expect(engine.get_lr() == std::vector<double>{0.1, 0.2}, "the rates of both groups");
+  }));
+}
+
 TEST_CASE("Parameters of another stage: the error says so") {
   CHECK_NOTHROW(run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     const int rank = communicator->rank();
