@@ -50,7 +50,9 @@ TEST_CASE("A divided model trains like the whole one in a plain process") {
   for (int shape = 0; shape < static_cast<int>(kMeshesOf8.size()); ++shape) {
     for (int stage = 0; tries_all() && stage < 4; ++stage) chosen.emplace_back(shape, stage);
   }
-  if (!tries_all()) chosen = {{0, 3}, {0, 0}, {1, 2}, {1, 3}, {2, 1}, {3, 2}, {4, 1}, {5, 0}};
+  const bool shares_memory = std::getenv("ZERORUN_TEST_SHARED_MEMORY") != nullptr;
+  if (!tries_all()) chosen = {{1, 3}, {3, 2}, {4, 1}};
+  if (!tries_all() && !shares_memory) chosen.insert(chosen.end(), {{0, 3}, {0, 0}, {1, 2}, {2, 1}, {5, 0}});
   for (const auto& [shape, stage] : chosen) {
     const MeshSizes& mesh = kMeshesOf8[shape];
     CAPTURE(describe(mesh), stage);
