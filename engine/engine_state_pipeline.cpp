@@ -150,7 +150,7 @@ at::Tensor EngineState::mean_loss(const at::Tensor& own) {
 
 at::Tensor EngineState::train_batch(std::span<const MicroBatch> batches) {
   const std::string call = "engine.train_batch";
-  if (mesh.world().world_size() > 1) check_windows_work(call);  // other ranks may be gone
+  check_windows_work(call);  // other ranks may be gone
   agree_on_batch(call, batches.size(), [&] {
     check_before_batch(call, batches.size());
     if (!c10::GradMode::is_enabled())
@@ -184,7 +184,7 @@ at::Tensor EngineState::train_batch(std::span<const MicroBatch> batches) {
 
 at::Tensor EngineState::eval_batch(std::span<const MicroBatch> batches) {
   const std::string call = "engine.eval_batch";
-  if (mesh.world().world_size() > 1) check_windows_work(call);
+  check_windows_work(call);
   agree_on_batch(call, batches.size(), [&] { check_before_batch(call, batches.size()); });
   const bool was_training = model.is_training();
   if (was_training) model.set_training(false);

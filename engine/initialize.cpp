@@ -74,7 +74,8 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   } else {
     divide();
   }
-  if (!divided) config.pipeline.reduces_by_window = false;  // windows are a pipeline's
+  const bool lacks_windows = !divided && config.pipeline.reduces_by_window;
+  if (lacks_windows) config.pipeline.reduces_by_window = false;
   const auto is_elsewhere = [&](const at::Tensor& tensor) {
     return divided && !divided->stages.at(tensor.unsafeGetTensorImpl()).contains(mesh.coordinates().pipeline);
   };
@@ -90,6 +91,8 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
     if (options.log_config) {
       for (const std::string& note : config.notes) log_info(note);
     }
+    if (lacks_windows)
+      log_warning("pipeline.reduce \"window\" has no effect: the program gives no list of layers");
     log_adam(config);
     log_precision(config.precision);
   }

@@ -78,7 +78,7 @@ std::string remedy(const Config& config, const NeededMemory& needed) {
   if (policy.partition_parameters && (!in_files || config.zero.offload_param.max_in_cpu > 0))
     return "keep parameters in files (zero_optimization.offload_param.device \"nvme\", max_in_cpu 0) and "
            "gather few at a time (stage3_max_live_parameters), ";
-  if (config.pipeline.reduces_by_window && config.zero.stage >= 2)
+  if (policy_of(config.zero.stage).reduce_every_backward && !policy.reduce_every_backward)
     return "reduce gradients after each micro-batch (pipeline.reduce \"micro_batch\"), ";
   if (!policy.reduce_every_backward) return "partition gradients (zero_optimization.stage 2), ";
   return "";

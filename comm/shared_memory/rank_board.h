@@ -63,11 +63,11 @@ class RankBoard {
   /// exit as the cause of their own failures.
   void say_failed(std::string_view error);
   bool has_failed(int rank) const;
+  std::string failure(int rank) const;
   /// Records that this rank cannot go on, so that no rank waits any more, whatever it waits for.
   void announce_failure(std::string_view error);
   /// The rank that has announced its failure; -1: none.
   int announcer() const;
-  std::string failure(int rank) const;
 
   /// Records that several threads of this rank use its communicators. While one of them waits, another one
   /// may start the collective that other ranks wait for.

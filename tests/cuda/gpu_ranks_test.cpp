@@ -165,32 +165,31 @@ TEST_CASE("GPU ranks: two data groups of ranks that share a GPU have the bits of
   }
 }
 
+namespace {
+
+// Trains on four ranks.
+void check_like_cpu_ranks(const std::vector<Run>& runs, const std::string& precision) {
+  const Outcomes found = train_in_processes(Where::gpu, 4, runs);
+  const Outcomes expected = train_in_processes(Where::cpu, 4, runs);
+  for (const Run& run : runs) {
+    CAPTURE(precision, run.name);
+    check_same_bits(found.at(run.name), found.at(run.same_as));
+    check_near(found.at(run.name), expected.at(run.name), tolerance_of(precision), 0);
+  }
+}
+
+}  // namespace
+
 TEST_CASE("GPU ranks: ranks that share a GPU and split the model train like ranks on the CPU") {
   need_gpu();
-  for (const char* precision : {"fp32", "bf16"}) {
-    const std::vector<Run> runs = split_in_two(all_stages("", precision, 1));
-    const Outcomes found = train_in_processes(Where::gpu, 4, runs);
-    const Outcomes expected = train_in_processes(Where::cpu, 4, runs);
-    for (const Run& run : runs) {
-      CAPTURE(precision, run.name);
-      check_same_bits(found.at(run.name), found.at(run.same_as));
-      check_near(found.at(run.name), expected.at(run.name), tolerance_of(precision), 0);
-    }
-  }
+  for (const char* precision : {"fp32", "bf16"})
+    check_like_cpu_ranks(split_in_two(all_stages("", precision, 1)), precision);
 }
 
 TEST_CASE("GPU ranks: pipeline stages that share a GPU train like ranks on the CPU") {
   need_gpu();
-  for (const char* precision : {"fp32", "bf16"}) {
-    const std::vector<Run> runs = divided_in_two(all_stages("", precision, 3));
-    const Outcomes found = train_in_processes(Where::gpu, 4, runs);
-    const Outcomes expected = train_in_processes(Where::cpu, 4, runs);
-    for (const Run& run : runs) {
-      CAPTURE(precision, run.name);
-      check_same_bits(found.at(run.name), found.at(run.same_as));
-      check_near(found.at(run.name), expected.at(run.name), tolerance_of(precision), 0);
-    }
-  }
+  for (const char* precision : {"fp32", "bf16"})
+    check_like_cpu_ranks(divided_in_two(all_stages("", precision, 3)), precision);
 }
 
 TEST_CASE("GPU ranks: two ranks that share a GPU load the checkpoint of four") {

@@ -49,31 +49,33 @@ TEST_CASE("staged ranks: two data groups of two ranks have the bits of two ranks
   }
 }
 
+namespace {
+
+// Trains on four ranks.
+void check_like_cpu_ranks(const std::vector<Run>& runs) {
+  const Outcomes staged = train_in_processes(Where::recorded, 4, runs);
+  const Outcomes plain = train_in_processes(Where::cpu, 4, runs);
+  for (const Run& run : runs) {
+    CAPTURE(run.name);
+    check_same_bits(staged.at(run.name), plain.at(run.name));
+    check_same_bits(staged.at(run.name), staged.at(run.same_as));
+    check_clean(staged.at(run.name));
+  }
+}
+
+}  // namespace
+
 TEST_CASE("staged ranks: ranks that split the model have the bits of CPU ranks, and no use is out of order") {
   for (const char* precision : {"fp32", "bf16"}) {
-    const std::vector<Run> runs = split_in_two(all_stages("", precision, 1));
-    const Outcomes staged = train_in_processes(Where::recorded, 4, runs);
-    const Outcomes plain = train_in_processes(Where::cpu, 4, runs);
-    for (const Run& run : runs) {
-      CAPTURE(precision, run.name);
-      check_same_bits(staged.at(run.name), plain.at(run.name));
-      check_same_bits(staged.at(run.name), staged.at(run.same_as));
-      check_clean(staged.at(run.name));
-    }
+    CAPTURE(precision);
+    check_like_cpu_ranks(split_in_two(all_stages("", precision, 1)));
   }
 }
 
 TEST_CASE("staged ranks: pipeline stages have the bits of CPU ranks, and no use is out of order") {
   for (const char* precision : {"fp32", "bf16"}) {
-    const std::vector<Run> runs = divided_in_two(all_stages("", precision, 3));
-    const Outcomes staged = train_in_processes(Where::recorded, 4, runs);
-    const Outcomes plain = train_in_processes(Where::cpu, 4, runs);
-    for (const Run& run : runs) {
-      CAPTURE(precision, run.name);
-      check_same_bits(staged.at(run.name), plain.at(run.name));
-      check_same_bits(staged.at(run.name), staged.at(run.same_as));
-      check_clean(staged.at(run.name));
-    }
+    CAPTURE(precision);
+    check_like_cpu_ranks(divided_in_two(all_stages("", precision, 3)));
   }
 }
 

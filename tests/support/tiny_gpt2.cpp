@@ -143,14 +143,15 @@ void train_rank(const std::string& config_text, const RunOptions& options,
                             .labels = {samples::Gpt2Impl::labels_of(tokens).to(engine.device())}});
         }
         result.losses[step][rank].push_back(engine.train_batch(window).item<double>());
-      }
-      for (int64_t micro = 0; mesh.pipeline == 1 && micro < micro_steps; ++micro) {
-        const auto offsets = sampler.offsets(step, micro, coordinates_of(rank, mesh).data);
-        at::Tensor loss = model->loss(read_batch(offsets).to(engine.device()));
-        result.losses[step][rank].push_back(loss.item<double>());
-        const bool inject = std::ranges::count(options.inject_inf_steps, step) > 0;
-        engine.backward(inject ? loss * std::numeric_limits<float>::infinity() : loss);
-        engine.step();
+      } else {
+        for (int64_t micro = 0; micro < micro_steps; ++micro) {
+          const auto offsets = sampler.offsets(step, micro, coordinates_of(rank, mesh).data);
+          at::Tensor loss = model->loss(read_batch(offsets).to(engine.device()));
+          result.losses[step][rank].push_back(loss.item<double>());
+          const bool inject = std::ranges::count(options.inject_inf_steps, step) > 0;
+          engine.backward(inject ? loss * std::numeric_limits<float>::infinity() : loss);
+          engine.step();
+        }
       }
     } catch (const TrainingError&) {
       if (rank == 0) result.raised = step;
