@@ -108,7 +108,7 @@ TEST_CASE("Windows of other lengths, and micro-batches of other shapes, train li
     CAPTURE(stage);
     Decoder plain(kSmall);
     torch::optim::SGD optimizer(plain->parameters(), 0.1);
-    std::vector<double> losses;
+    std::vector<double> losses, norms;
     for (int step = 0; step < static_cast<int>(lengths.size()); ++step) {
       optimizer.zero_grad();
       double sum = 0;
@@ -118,7 +118,7 @@ TEST_CASE("Windows of other lengths, and micro-batches of other shapes, train li
         sum += loss.item<double>();
       }
       losses.push_back(sum);
-      torch::nn::utils::clip_grad_norm_(plain->parameters(), kClip);
+      norms.push_back(torch::nn::utils::clip_grad_norm_(plain->parameters(), kClip));
       optimizer.step();
     }
     CHECK_NOTHROW(run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
@@ -130,6 +130,11 @@ TEST_CASE("Windows of other lengths, and micro-batches of other shapes, train li
         expect(std::abs(loss - losses[step]) < 1e-6 * losses[step],
                "step " + std::to_string(step) + ": loss " + std::to_string(loss) + ", expected " +
                    std::to_string(losses[step]));
+        // Clipping hides a wrong factor from all else.
+        const double norm = engine.get_global_grad_norm();
+        expect(std::abs(norm - norms[step]) < 1e-5 * norms[step], "step " + std::to_string(step) + ": norm " +
+                                                                      std::to_string(norm) + ", expected " +
+                                                                      std::to_string(norms[step]));
       }
       expect(engine.global_steps() == 6, "each window is one step");
     }));
