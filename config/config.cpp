@@ -24,6 +24,7 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size,
   Config config;
   config.mesh = resolve_mesh(resolution, world_size, mesh);
   config.pipeline = resolve_pipeline(resolution);
+  config.recompute = resolve_recompute(resolution);
   std::optional<int> data_ranks = world_size;
   if (world_size && config.mesh) data_ranks = config.mesh->resolved(*world_size).data;
   config.batch = resolve_batch(resolution, data_ranks, config.mesh.has_value());

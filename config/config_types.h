@@ -238,6 +238,7 @@ struct PrecisionConfig {
   std::optional<Dtype> buffers;       // dtype of the module's floating-point buffers; absent: left unchanged
   bool master_from_fp32 = false;      // start master weights from the parameters' unrounded values
   bool auto_cast = false;             // Engine::cast_input() converts inputs to `training`
+  bool autocast = false;              // forwards run under autocast, in bf16; parameters are fp32
   LossScaleConfig loss_scale;         // used for fp16 only
 };
 
@@ -255,6 +256,18 @@ struct PipelineConfig {
   Partition partition = Partition::parameters;  // of layers among stages, if the program does not say it
   /// Stages 2 and 3: gradients are reduced at the end of a window, not after each micro-batch.
   bool reduces_by_window = false;
+  int64_t recomputed_group = 0;  // a stage's layers are recomputed in groups of so many; 0: RecomputeConfig
+};
+
+/// Which marked blocks of the model are recomputed in backward (docs/recomputation.md), and where their
+/// inputs are kept until then. At most one of the first three is set; none: nothing is recomputed.
+struct RecomputeConfig {
+  int64_t every = 0;                       // one of so many
+  std::vector<std::string> patterns = {};  // names (base/name_pattern.h)
+  std::optional<int64_t> budget = {};      // bytes that the marked blocks may keep for backward
+  bool partitioned = false;                // each tensor rank keeps its part of the inputs
+  bool on_host = false;                    // on a GPU, inputs are kept in host memory
+  bool timed = false;                      // log what recomputation costs
 };
 
 struct Config {
@@ -272,6 +285,7 @@ struct Config {
   bool average_gradients = true;        // true: average over ranks; false: sum
   bool node_local_checkpoints = false;  // hosts may have no common folder for checkpoints
   PipelineConfig pipeline;
+  RecomputeConfig recompute;
   /// From zerorun.mesh, else LoadOptions::mesh; absent: all ranks are data ranks.
   std::optional<MeshSizes> mesh;
   /// Messages about settings that do not take effect as written, one line each. Warnings are about features

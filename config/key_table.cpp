@@ -15,7 +15,7 @@ class Table {
   Table() {
     for (const auto& rows :
          {keys::run, keys::optimizer, keys::scheduler, keys::zero, keys::offload, keys::precision,
-          keys::checkpoint, keys::monitoring, keys::data, keys::parallel}) {
+          keys::checkpoint, keys::monitoring, keys::data, keys::parallel, keys::activations}) {
       const KeyFact* section = nullptr;
       for (const KeyFact& row : rows) {
         const KeyFact* added = add(row, section);

@@ -106,7 +106,8 @@ PipelineConfig resolve_pipeline(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
   const bool uniform = settings.get<std::string>("pipeline.partition") == "uniform";
   return {.partition = uniform ? PipelineConfig::Partition::uniform : PipelineConfig::Partition::parameters,
-          .reduces_by_window = settings.get<std::string>("pipeline.reduce") == "window"};
+          .reduces_by_window = settings.get<std::string>("pipeline.reduce") == "window",
+          .recomputed_group = settings.get<int64_t>("pipeline.activation_checkpoint_interval").value_or(0)};
 }
 
 }  // namespace zerorun::config

@@ -134,6 +134,14 @@ LossScaleConfig resolve_scale(const Resolution& resolution) {
   return scale;
 }
 
+/// Autocast casts parameters that are fp32.
+void check_autocast(const Resolution& resolution, Dtype training) {
+  if (training == Dtype::fp32) return;
+  resolution.report("torch_autocast.enabled", "false, " + why(resolution, training), "true",
+                    std::string("keep one of the two: with ") + name_of(training) +
+                        " the parameters themselves are converted");
+}
+
 }  // namespace
 
 PrecisionConfig resolve_precision(const Resolution& resolution) {
@@ -150,6 +158,8 @@ PrecisionConfig resolve_precision(const Resolution& resolution) {
   precision.accumulation = dtype_of(settings, accumulation_key).value_or(Dtype::fp32);
   precision.buffers = dtype_of(settings, "data_types.buffer_dtype");
   resolution.read(master_key, precision.master_from_fp32);
+  precision.autocast = settings.get<bool>("torch_autocast.enabled").value_or(false);
+  if (precision.autocast) check_autocast(resolution, precision.training);
   if (precision.training == Dtype::fp16) {
     resolution.read("fp16.auto_cast", precision.auto_cast);
     precision.loss_scale = resolve_scale(resolution);

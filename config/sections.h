@@ -34,6 +34,7 @@ struct Resolution {
 std::optional<MeshSizes> resolve_mesh(const Resolution& resolution, std::optional<int> world_size,
                                       const std::optional<MeshSizes>& of_program);
 PipelineConfig resolve_pipeline(const Resolution& resolution);
+RecomputeConfig resolve_recompute(const Resolution& resolution);
 /// The ranks among which a batch is divided. `data_ranks` is absent if the batch sizes are only checked.
 BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> data_ranks, bool has_mesh);
 std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution);

@@ -133,6 +133,10 @@ at::Tensor Engine::cast_input(const at::Tensor& input) const {
   return casts ? input.to(dtype()) : input;
 }
 
+AutocastScope Engine::autocast() const {
+  return AutocastScope(state_->autocast_state());
+}
+
 void Engine::train() {
   state_->model.set_training(true);
 }

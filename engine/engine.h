@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "activations/forward_state.h"
 #include "comm/mesh.h"
 #include "config/config.h"
 #include "engine/model.h"
@@ -186,6 +187,10 @@ class Engine {
   at::ScalarType dtype() const;
   /// `input` converted to dtype() if fp16.auto_cast is set and `input` is floating-point, else unchanged.
   at::Tensor cast_input(const at::Tensor& input) const;
+
+  /// As long as the returned object lives, operators of this thread run under autocast in bf16, if the config
+  /// has torch_autocast. Only forwards and losses may run meanwhile. Pipelines need no such object.
+  [[nodiscard]] AutocastScope autocast() const;
 
   /// Set the module's mode, as model.train() and model.eval() do. At stage 3 parameters are gathered in the
   /// order in which an earlier iteration of the same mode used them.

@@ -9,6 +9,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "activations/marked_modules.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/program.h"

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "activations/forward_state.h"
 #include "comm/mesh.h"
 #include "engine/held_gradients.h"
 #include "engine/host_update.h"
@@ -35,6 +36,8 @@
 namespace zerorun {
 
 class GatherScope;
+class MarkedModules;
+class Recomputation;
 struct DividedModel;
 
 // Gradients are multiplied by `before` and then summed over ranks; the sum is divided by `after`.
@@ -98,6 +101,12 @@ struct EngineState {
   /// Runs autograd and reduces gradients meanwhile. `gradients`: those of the roots.
   void run_backward(const Tensors& roots, const Tensors& gradients, bool retain_graph = false,
                     bool create_graph = false);
+  /// Autocast as forwards are to have it.
+  AutocastState autocast_state() const;
+  /// From now on the config chooses which of the model's marked blocks are recomputed.
+  void start_recomputation(bool has_pipeline);
+  /// After the first optimizer step: chooses the blocks to recompute, if they are to keep to a budget.
+  void spend_recomputation_budget();
   /// From now on this rank trains by train_batch(). A collective of the pipeline ranks.
   void start_pipeline(DividedModel divided, WholeModel whole, const InitializeOptions& options);
   /// Engine::train_batch() and Engine::eval_batch().
@@ -160,10 +169,12 @@ struct EngineState {
   std::string optimizer_name;  // "AdamW": of the config's optimizer or of the program's own
   SliceStore store;
   Buckets buckets;
-  std::unique_ptr<Residency> residency;     // null if buckets are not marked
-  std::shared_ptr<TensorRule> tensor_rule;  // null if no parameter is split among tensor ranks
-  std::unique_ptr<PipelineStage> stage;     // null if the program gives no list of layers
-  WholeModel whole;                         // empty unless the model is divided among pipeline stages
+  std::unique_ptr<Residency> residency;           // null if buckets are not marked
+  std::shared_ptr<TensorRule> tensor_rule;        // null if no parameter is split among tensor ranks
+  std::shared_ptr<Recomputation> recomputation;   // null if no block is recomputed
+  std::unique_ptr<MarkedModules> marked_modules;  // likewise
+  std::unique_ptr<PipelineStage> stage;           // null if the program gives no list of layers
+  WholeModel whole;                               // empty unless the model is divided among pipeline stages
   GradientReducer reducer;
   std::unique_ptr<HostUpdate> host_update;  // null unless the host updates a GPU's parameters
   StatesOnHost states_on_host;

@@ -58,7 +58,10 @@ void EngineState::start_pipeline(DividedModel divided, WholeModel whole_model,
       log_info(describe_reduction(*this));
   }
   stage = std::make_unique<PipelineStage>(std::move(divided.layers), std::move(divided.behind),
-                                          options.pipeline->loss, mesh.along(MeshAxis::pipeline));
+                                          options.pipeline->loss, mesh.along(MeshAxis::pipeline),
+                                          ForwardOptions{.recomputation = recomputation,
+                                                         .recomputed_group = config.pipeline.recomputed_group,
+                                                         .autocast = config.precision.autocast});
 }
 
 void EngineState::check_not_divided(const std::string& call) const {

@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 
+#include "activations/recomputation.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/program.h"
@@ -46,6 +47,7 @@ void EngineState::step() {
   if (!outcome_is_known || outcome.applied()) update();
   progress.end_update();
   held.end_window();
+  spend_recomputation_budget();
   open_step = !outcome_is_known;
   if (!outcome_is_known) return;
   apply_outcome();
@@ -188,9 +190,11 @@ void EngineState::follow_loss_scale() {
 void EngineState::report_time() {
   if (mesh.world().rank() != 0) return;
   const int64_t interval = config.steps_per_print.value_or(kStepsPerBreakdown);
-  if (timer.enabled() && progress.counts().global % interval == 0) {
-    log_info("step " + std::to_string(progress.counts().global) + ": " + timer.report(interval));
-  }
+  if (progress.counts().global % interval != 0) return;
+  const std::string step = "step " + std::to_string(progress.counts().global) + ": ";
+  if (timer.enabled()) log_info(step + timer.report(interval));
+  const std::string recomputed = recomputation ? recomputation->report() : "";
+  if (!recomputed.empty()) log_info(step + recomputed);
 }
 
 }  // namespace zerorun

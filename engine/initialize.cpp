@@ -105,6 +105,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   auto state = kept_by_forks(std::make_shared<EngineState>(std::move(model), config, std::move(mesh),
                                                            std::move(parameters), options));
   leave_to_other_stages(elsewhere, state->mesh.coordinates().pipeline);
+  state->start_recomputation(divided.has_value());
   if (divided) state->start_pipeline(std::move(*divided), std::move(whole), options);
   log_offload(config, state->store, state->mesh.world());
   return_freed_memory();  // memory that parameters had before they moved into buckets

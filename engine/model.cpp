@@ -20,7 +20,8 @@ Model model_of(torch::nn::Module& module) {
           .buffers = defined(module.named_buffers()),
           .unsaved_buffers = {},
           .is_training = [&module] { return module.is_training(); },
-          .set_training = [&module](bool trains) { module.train(trains); }};
+          .set_training = [&module](bool trains) { module.train(trains); },
+          .module = &module};
 }
 
 }  // namespace zerorun

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "comm/agreement.h"
+#include "engine/host_update.h"
 #include "engine/state_placement.h"
 #include "zero/interception.h"
 

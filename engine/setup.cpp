@@ -121,7 +121,7 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
 std::string describe_settings(const Config& config, const InitializeOptions& options) {
   // All settings that affect results. Settings that only affect what a rank logs may differ.
   const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, prescale,
-               managed, predivide, average, node_local, pipeline, mesh, warnings, notes, python, resolved] =
+               managed, predivide, average, node_local, pipeline, recompute, mesh, warnings, notes, python, resolved] =
       config;
   ZeroConfig same_everywhere = zero;  // without paths, buffers and aio: disks may differ
   same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device,
@@ -131,7 +131,7 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   same_everywhere.aio = {};
   std::ostringstream text;
   describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed,
-                          predivide, average, node_local, pipeline, python, options.bucket_numel));
+                          predivide, average, node_local, pipeline, recompute, python, options.bucket_numel));
   text << describe_pipeline(options);
   if (options.tensor_plan) {
     text << " tensor plan";

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "activations/recomputed_block.h"
 #include "base/error.h"
 
 namespace zerorun {
@@ -46,6 +47,13 @@ auto run_in(const std::string& place, const Tensors& given, const std::string& g
   }
 }
 
+// Whether one of the layers has a parameter that is trained.
+bool any_trains(std::span<const PipelineLayer> layers) {
+  return std::ranges::any_of(layers, [](const PipelineLayer& layer) {
+    return std::ranges::any_of(layer.tensors, [](const at::Tensor& each) { return each.requires_grad(); });
+  });
+}
+
 void check_output(const at::Tensor& tensor, const std::string& layer, c10::Device device) {
   if (!tensor.defined()) throw UserError(layer + " has returned an undefined tensor");
   const bool is_dense = tensor.layout() == at::kStrided;
@@ -60,8 +68,9 @@ void check_output(const at::Tensor& tensor, const std::string& layer, c10::Devic
 
 PipelineStage::PipelineStage(std::vector<PipelineLayer> layers, std::string behind,
                              std::function<at::Tensor(const Tensors&, const Tensors&)> loss,
-                             Communicator& ranks)
+                             Communicator& ranks, const ForwardOptions& options)
     : layers_(std::move(layers)),
+      autocasts_(options.autocast),
       behind_(std::move(behind)),
       loss_(std::move(loss)),
       ranks_(&ranks),
@@ -75,6 +84,17 @@ PipelineStage::PipelineStage(std::vector<PipelineLayer> layers, std::string behi
     pairs.emplace_back(stage + 1, stage);
   }
   ranks.open_messages(pairs);
+  const size_t length = options.recomputation
+                            ? static_cast<size_t>(std::max<int64_t>(options.recomputed_group, 1))
+                            : layers_.size();
+  for (size_t begin = 0; begin < layers_.size(); begin += length) {
+    Group& added = groups_.emplace_back(Group{begin, std::min(begin + length, layers_.size()), nullptr});
+    if (!options.recomputation) continue;
+    const std::span<const PipelineLayer> its(&layers_[begin], added.end - begin);
+    const std::string name = its.size() == 1 ? its[0].name : its.front().name + " to " + its.back().name;
+    added.block = std::make_shared<const Block>(
+        Block{.name = name, .recomputation = options.recomputation, .trains = any_trains(its)});
+  }
 }
 
 std::string PipelineStage::label(const char* what, int micro_batch, int from, int to) const {
@@ -82,9 +102,27 @@ std::string PipelineStage::label(const char* what, int micro_batch, int from, in
          std::to_string(count_) + ", stage " + std::to_string(from) + " to " + std::to_string(to);
 }
 
+AutocastState PipelineStage::autocast() const {
+  AutocastState state;
+  if (autocasts_) state.enable(ranks_->device().location().type(), at::kBFloat16);
+  return state;
+}
+
 Tensors PipelineStage::run_layers(Tensors tensors) const {
   std::string giver = is_first() ? "the micro-batch" : "layer " + behind_;
-  for (const PipelineLayer& layer : layers_) {
+  for (const auto& [begin, end, block] : groups_) {
+    const auto run = [this, begin = begin, end = end, giver](const Tensors& inputs) {
+      return run_group(begin, end, giver, inputs);
+    };
+    tensors = block ? run_block(block, run, tensors) : run(tensors);
+    giver = "layer " + layers_[end - 1].name;
+  }
+  return tensors;
+}
+
+Tensors PipelineStage::run_group(size_t begin, size_t end, std::string giver, Tensors tensors) const {
+  for (size_t index = begin; index < end; ++index) {
+    const PipelineLayer& layer = layers_[index];
     const std::string name = "layer " + layer.name;
     tensors = run_in(name + " of pipeline stage " + std::to_string(stage_), tensors, giver,
                      [&] { return layer.forward(tensors); });
@@ -135,10 +173,11 @@ Tensors PipelineStage::inputs_of(const Activations& activations, const MicroBatc
 
 void PipelineStage::compute(Activations& activations, const MicroBatch& batch, int micro_batch,
                             InFlight& flight) {
+  const AutocastScope scope(autocast());
   flight.outputs = run_layers(inputs_of(activations, batch, flight));
   if (is_last()) {
     flight.outputs = {loss_of(flight.outputs, batch)};
-    const bool goes_back = trains() || !flight.leaves.empty();
+    const bool goes_back = any_trains(layers_) || !flight.leaves.empty();
     if (c10::GradMode::is_enabled() && goes_back && !flight.outputs[0].requires_grad()) {
       throw UserError(
           "the loss of the pipeline does not require grad, so that nothing would be trained: compute it from "
@@ -159,12 +198,6 @@ void PipelineStage::propagate(InFlight& flight, int micro_batch, const Backward&
   if (!is_first())
     send_tensors(*ranks_, stage_ - 1, gradients, label("gradients", micro_batch, stage_, stage_ - 1));
   flight = {};
-}
-
-bool PipelineStage::trains() const {
-  return std::ranges::any_of(layers_, [](const PipelineLayer& layer) {
-    return std::ranges::any_of(layer.tensors, [](const at::Tensor& each) { return each.requires_grad(); });
-  });
 }
 
 at::Tensor PipelineStage::no_loss() const {

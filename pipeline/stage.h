@@ -14,12 +14,23 @@
 #include <string>
 #include <vector>
 
+#include "activations/forward_state.h"
 #include "comm/communicator.h"
 #include "pipeline/layers.h"
 #include "pipeline/schedule.h"
 #include "pipeline/tensor_messages.h"
 
 namespace zerorun {
+
+class Recomputation;
+struct Block;
+
+/// How layers run.
+struct ForwardOptions {
+  std::shared_ptr<Recomputation> recomputation = nullptr;  // null: no layer is recomputed
+  int64_t recomputed_group = 0;  // layers that are recomputed together; 0: each on its own
+  bool autocast = false;         // in bf16
+};
 
 class PipelineStage {
  public:
@@ -31,7 +42,8 @@ class PipelineStage {
   /// `layers`: those of this stage. `behind`: the name of the layer before the first of them, for messages.
   /// `ranks`: the pipeline's, which must outlive this object; its rank is the stage.
   PipelineStage(std::vector<PipelineLayer> layers, std::string behind,
-                std::function<at::Tensor(const Tensors&, const Tensors&)> loss, Communicator& ranks);
+                std::function<at::Tensor(const Tensors&, const Tensors&)> loss, Communicator& ranks,
+                const ForwardOptions& options);
 
   bool is_last() const { return stage_ == stages_ - 1; }
 
@@ -68,14 +80,25 @@ class PipelineStage {
   void arrive(Activations& activations, const PipelineAction& action, InFlight& flight);
   /// The rest of a forward.
   void compute(Activations& activations, const MicroBatch& batch, int micro_batch, InFlight& flight);
+  AutocastState autocast() const;
   Tensors run_layers(Tensors tensors) const;
+  /// Layers `begin` to `end`. `giver`: who gives the tensors, for messages.
+  Tensors run_group(size_t begin, size_t end, std::string giver, Tensors tensors) const;
   at::Tensor loss_of(const Tensors& outputs, const MicroBatch& batch) const;
   /// The rest of a backward.
   void propagate(InFlight& flight, int micro_batch, const Backward& backward);
-  bool trains() const;
   at::Tensor no_loss() const;
 
+  // Layers that are recomputed together, or not.
+  struct Group {
+    size_t begin;
+    size_t end;
+    std::shared_ptr<const Block> block;  // null: never
+  };
+
   std::vector<PipelineLayer> layers_;
+  std::vector<Group> groups_;
+  bool autocasts_;
   std::string behind_;
   std::function<at::Tensor(const Tensors&, const Tensors&)> loss_;
   Communicator* ranks_;

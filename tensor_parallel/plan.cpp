@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/name_pattern.h"
 
 namespace zerorun {
 namespace {
@@ -14,22 +15,6 @@ constexpr std::pair<TensorStyle, const char*> kStyles[] = {
     {TensorStyle::colwise_gather_output, "colwise_gather_output"},
     {TensorStyle::replicated, "replicated"},
     {TensorStyle::replicated_with_grad_allreduce, "replicated_with_grad_allreduce"}};
-
-// Takes the part before the first dot from `name`.
-std::string_view take_part(std::string_view& name) {
-  const size_t dot = name.find('.');
-  const std::string_view part = name.substr(0, dot);
-  name.remove_prefix(dot == std::string_view::npos ? name.size() : dot + 1);
-  return part;
-}
-
-bool matches(std::string_view pattern, std::string_view name) {
-  while (!pattern.empty() && !name.empty()) {
-    const std::string_view wanted = take_part(pattern);
-    if (wanted != take_part(name) && wanted != "*") return false;
-  }
-  return pattern.empty() && name.empty();
-}
 
 std::string_view module_of(std::string_view parameter) {
   const size_t dot = parameter.rfind('.');
@@ -75,7 +60,7 @@ TensorStyle parse_tensor_style(std::string_view word) {
 
 const TensorPlanEntry* find_entry(const TensorPlan& plan, const std::string& parameter) {
   for (const TensorPlanEntry& entry : plan) {
-    if (matches(entry.pattern, parameter) || matches(entry.pattern, module_of(parameter))) return &entry;
+    if (matches_name(entry.pattern, parameter) || matches_name(entry.pattern, module_of(parameter))) return &entry;
   }
   return nullptr;
 }

@@ -1,4 +1,4 @@
-// Keys for checkpoints, activation checkpointing and the I/O of offloaded state (aio).
+// Keys for checkpoints and the I/O of offloaded state (aio).
 #include "config/keys/tables.h"
 
 namespace zerorun::config::keys {
@@ -38,16 +38,6 @@ static constexpr KeyFact checkpoint_rows[] = {
         .switched_by("enabled")
         .not_supported("checkpoints are written by ZeroRun itself")
         .removed_from_deepspeed(),
-    section("activation_checkpointing",
-            "settings of DeepSpeed's activation checkpointing functions; the section has no on/off switch")
-        .no_effect("the model itself decides which activations it recomputes"),
-    boolean(".partition_activations", "false", "partition saved activations across ranks"),
-    integer(".number_checkpoints", "", "number of activation checkpoints that share one buffer").or_null(),
-    boolean(".contiguous_memory_optimization", "false", "keep saved activations in one contiguous buffer"),
-    boolean(".synchronize_checkpoint_boundary", "false",
-            "synchronize with the device at checkpoint boundaries"),
-    boolean(".profile", "false", "measure the time of forward and backward of each checkpoint"),
-    boolean(".cpu_checkpointing", "false", "move saved activations to host memory"),
     section("aio", "I/O settings for the files of offloaded state"),
     integer(".block_size", "1048576",
             "size of one I/O request in bytes; larger if a buffer would otherwise need more than queue_depth "

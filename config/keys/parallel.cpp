@@ -24,8 +24,11 @@ static constexpr KeyFact parallel_rows[] = {
            "whole gradients in memory, as stage 1 does"),
     boolean(".seed_layers", "false", "set the random seed before each layer is created")
         .no_effect("initial values do not depend on how layers are divided"),
-    integer(".activation_checkpoint_interval", "0", "number of layers between two activation checkpoints")
-        .no_effect("the program's layers recompute what they want to"),
+    integer(".activation_checkpoint_interval", "0",
+            "recompute each stage's layers in groups of so many; 0: zerorun.recompute decides for each layer")
+        .least(0),
+    boolean(".use_reentrant", "true", "use the re-entrant form of PyTorch's checkpoint()")
+        .no_effect("both forms give the same bits"),
     boolean(".pipe_partitioned", "true", "partition the activations that are sent between stages")
         .no_effect("each tensor rank sends its own"),
     boolean(".grad_partitioned", "true", "partition the gradients that are sent between stages")

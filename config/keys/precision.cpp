@@ -13,6 +13,7 @@ constexpr std::string_view of_apex =
 constexpr std::string_view on_or_off = "write an object such as {\"enabled\": true}";
 constexpr std::string_view bf16_instead =
     "write \"bf16\": {\"enabled\": true} or \"fp16\": {\"enabled\": true} instead";
+constexpr std::string_view autocast_dtypes = "bfloat16 bf16 torch.bfloat16 float16 fp16 half torch.float16";
 
 static constexpr KeyFact precision_rows[] = {
     feature("fp16", "training in fp16 with loss scaling").with_auto().advise(on_or_off),
@@ -52,13 +53,18 @@ static constexpr KeyFact precision_rows[] = {
         .refused("apex is a Python package")
         .removed_from_deepspeed()
         .advise(bf16_instead),
-    feature("torch_autocast", "mixed precision by torch.autocast")
-        .not_supported("the program enables autocast itself"),
-    boolean(".enabled", "false", "use autocast")
-        .refused()
-        .advise("remove it, or convert the parameters with bf16 or fp16"),
-    text(".dtype", "", "dtype of autocast"),
-    texts(".lower_precision_safe_modules", "", "classes of modules that may run in 16 bits").or_null(),
+    feature("torch_autocast", "mixed precision by autocast: parameters stay fp32, and operators cast them"),
+    boolean(
+        ".enabled", "false",
+        "run forwards under autocast: those of the Python engine and of pipelines, and in C++ those within "
+        "engine.autocast()"),
+    choice(".dtype", "\"bfloat16\"", autocast_dtypes, "dtype of autocast")
+        .unsupported("float16 fp16 half torch.float16")
+        .nearest("float16:bfloat16 fp16:bf16 half:bfloat16 torch.float16:torch.bfloat16"),
+    texts(".lower_precision_safe_modules", "",
+          "classes of modules whose gradients travel in autocast's dtype")
+        .or_null()
+        .no_effect("gradients travel in communication_data_type"),
     section("data_types", "dtypes of gradients, parameters and buffers"),
     choice(".grad_accum_dtype", "\"fp32\"", "fp32 fp16 bf16",
            "dtype in which gradients are accumulated: fp32, or the dtype of training, which is DeepSpeed's "

@@ -4,11 +4,11 @@
 namespace zerorun::config::keys {
 
 // DeepSpeed's own types, followed by types that it looks up in torch.optim.lr_scheduler.
-constexpr std::string_view all_types =
+constexpr std::string_view all_schedules =
     "WarmupLR WarmupDecayLR WarmupCosineLR OneCycle LRRangeTest LambdaLR MultiplicativeLR StepLR MultiStepLR "
     "ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR CosineAnnealingWarmRestarts "
     "ReduceLROnPlateau CyclicLR OneCycleLR";
-constexpr std::string_view unsupported_types =
+constexpr std::string_view unsupported_schedules =
     "LambdaLR MultiplicativeLR StepLR MultiStepLR ConstantLR LinearLR ExponentialLR PolynomialLR "
     "CosineAnnealingLR CosineAnnealingWarmRestarts ReduceLROnPlateau CyclicLR OneCycleLR";
 constexpr std::string_view types_with_warmup = "WarmupLR WarmupDecayLR WarmupCosineLR";
@@ -23,8 +23,8 @@ constexpr KeyFact rate(std::string_view path, std::string_view fallback, std::st
 
 static constexpr KeyFact scheduler_rows[] = {
     section("scheduler", "the learning-rate schedule, which step() advances").or_null(),
-    choice(".type", "", all_types, "name of the schedule")
-        .unsupported(unsupported_types)
+    choice(".type", "", all_schedules, "name of the schedule")
+        .unsupported(unsupported_schedules)
         .advise("write WarmupDecayLR for a linear decay, WarmupCosineLR for a cosine, OneCycle for a cycle, "
                 "or give initialize() a schedule of the program (InitializeOptions::schedule, lr_scheduler)"),
     section("scheduler.params", "parameters of the schedule"),

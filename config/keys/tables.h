@@ -8,6 +8,6 @@
 namespace zerorun::config::keys {
 
 extern const std::span<const KeyFact> run, optimizer, scheduler, zero, offload, precision, checkpoint,
-    monitoring, data, parallel;
+    activations, monitoring, data, parallel;
 
 }  // namespace zerorun::config::keys

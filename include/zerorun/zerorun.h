@@ -8,5 +8,6 @@
 #include <zerorun/parameters.h>       // DeferredInit, GatheredParameters: partitioned parameters
 #include <zerorun/pipeline.h>         // Pipeline, measure_layers: layers divided among stages
 #include <zerorun/program.h>          // run_program, UserError
+#include <zerorun/recomputation.h>    // recomputable: blocks that may be recomputed in backward
 #include <zerorun/safetensors.h>      // SafetensorsReader, SafetensorsFolder: weights in files
 #include <zerorun/tensor_parallel.h>  // TensorPlan, verify_plan: split layers

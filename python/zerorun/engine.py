@@ -208,7 +208,8 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         if self._whole_shapes and not self._has_forwarded:
             check_first_forward(self, (inputs, kwargs))
             self._has_forwarded = True
-        with explained_errors(self.module, self._whole_shapes):
+        autocast = torch.autocast(self.device.type, torch.bfloat16) if self._config["autocast"] else contextlib.nullcontext()
+        with explained_errors(self.module, self._whole_shapes), autocast:
             return self.module(*inputs, **kwargs)
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False):

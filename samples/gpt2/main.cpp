@@ -134,8 +134,11 @@ StartedStep start_step(int64_t first, Gpt2& model, zerorun::Engine& engine, cons
   at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(engine.device()));
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
     const Batch batch = data.batch(first, micro_step, engine.mesh().data().rank());
-    at::Tensor loss = model->loss(to_device(batch.tokens, engine.device()),
-                                  to_device(batch.attention_mask, engine.device()));
+    const at::Tensor loss = [&] {
+      const zerorun::AutocastScope autocast = engine.autocast();
+      return model->loss(to_device(batch.tokens, engine.device()),
+                         to_device(batch.attention_mask, engine.device()));
+    }();
     if (micro_step == 0) {
       finish_previous();
       step.record.lr = engine.get_lr().front();

@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <zerorun/program.h>
+#include <zerorun/recomputation.h>
 
 #include <cmath>
 #include <string>
@@ -160,7 +161,9 @@ struct Gpt2Impl::Transformer : torch::nn::Module {
     at::Tensor x = embed(tokens, context.position);
     for (size_t layer = 0; layer < blocks.size(); ++layer) {
       if (cache) context.cached = &cache->layers[layer];
-      x = blocks[layer]->forward(x, context);
+      const std::shared_ptr<Block>& block = blocks[layer];
+      x = zerorun::recomputable(
+          *block, [block, context](const at::Tensor& input) { return block->forward(input, context); }, x);
     }
     return ln_f->forward(x);
   }

@@ -258,10 +258,6 @@ TEST_CASE("amp and autocast are refused, and the message says what to write inst
   CHECK(
       amp[0].remedy ==
       R"(apex is a Python package (removed from DeepSpeed after 0.19.6): write "bf16": {"enabled": true} or "fp16": {"enabled": true} instead)");
-  const auto autocast = refusals(with(R"("torch_autocast": {"enabled": true, "dtype": "bfloat16"})"));
-  REQUIRE(autocast.size() == 1);
-  CHECK(autocast[0].path == "torch_autocast.enabled");
-  CHECK_THAT(autocast[0].remedy, Catch::StartsWith("the program enables autocast itself: "));
   CHECK(
       told(
           parse(

@@ -15,6 +15,7 @@
 #include "tests/engine/pipeline_support.h"
 #include "tests/support/expectations.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/settings.h"
 
 namespace zerorun::testing {
 
@@ -93,6 +94,52 @@ TEST_CASE("Several tensors pass a cut: integers, masks, and tensors that the nex
         expect(std::abs(loss - losses[step]) < 1e-6 * std::abs(losses[step]), "losses");
       }
     }));
+  }
+}
+
+TEST_CASE("Layers of a pipeline that are recomputed change no bit, and those of a budget are kept") {
+  const std::vector<std::string> ways = {R"(, "zerorun": {"recompute": {"every": 1}})",
+                                         R"(, "zerorun": {"recompute": {"patterns": ["layers.2"]}})",
+                                         R"(, "zerorun": {"recompute": {"budget": "40K"}})",
+                                         R"(, "pipeline": {"activation_checkpoint_interval": 2})"};
+  for (const auto [way, stage, stages] : settings(static_cast<int>(ways.size()), 4, 3)) {
+    CAPTURE(way, stage, stages);
+    const std::string& more = ways[static_cast<size_t>(way)];
+    const MeshSizes mesh{1, 1, stages + 1};
+    CHECK_NOTHROW(run_ranks(ranks_of(mesh), [&, &stage = stage](std::shared_ptr<Communicator> communicator) {
+      const auto train = [&](const std::string& keys) {
+        Decoder model(kSmall);
+        Engine engine = divided_engine(model, decoder_config(stage, kSgd, 4, keys), mesh, communicator);
+        return train_divided(engine, model, 3);
+      };
+      const TrainedDecoder kept = train(""), recomputed = train(more);
+      expect(recomputed.losses == kept.losses, "losses");
+      for (const auto& [name, values] : kept.parameters)
+        expect_same(recomputed.parameters.at(name), values, name);
+    }));
+  }
+}
+
+TEST_CASE("A pipeline runs layers under autocast if the config says so") {
+  for (const auto [stage, recomputes] : settings(4, 2)) {
+    CAPTURE(stage, recomputes);
+    const std::string more = std::string(R"(, "torch_autocast": {"enabled": true})") +
+                             (recomputes ? R"(, "zerorun": {"recompute": {"every": 1}})" : "");
+    const auto losses_on = [&, &stage = stage](int stages, const std::string& keys) {
+      std::vector<double> losses;
+      run_ranks(stages, [&](std::shared_ptr<Communicator> communicator) {
+        Decoder model(kSmall);
+        const int rank = communicator->rank();
+        Engine engine =
+            divided_engine(model, decoder_config(stage, kSgd, 4, keys), {1, 1, stages}, communicator);
+        const TrainedDecoder run = train_divided(engine, model, 3);
+        if (rank == 0) losses = run.losses;
+      });
+      return losses;
+    };
+    const std::vector<double> cast = losses_on(1, more);
+    CHECK(losses_on(2, more) == cast);
+    CHECK(losses_on(1, "") != cast);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "tests/engine/tensor_model.h"
 
+#include "activations/recomputable.h"
+
 namespace zerorun::testing {
 namespace {
 
@@ -19,25 +21,6 @@ at::Tensor rotated(const at::Tensor& heads) {  // (B, H, T, D)
   const at::Tensor cos = angle.cos().to(heads.scalar_type()), sin = angle.sin().to(heads.scalar_type());
   return at::cat({first * cos - second * sin, second * cos + first * sin}, -1);
 }
-
-// Computes a layer without its graph, and once more in backward.
-struct RecomputedLayer : torch::autograd::Function<RecomputedLayer> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t decoder,
-                            int64_t number) {
-    context->save_for_backward({x});
-    context->saved_data["decoder"] = decoder;
-    context->saved_data["number"] = number;
-    return reinterpret_cast<DecoderImpl*>(decoder)->layer(number, x);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
-    const torch::AutoGradMode grad(true);
-    auto* decoder = reinterpret_cast<DecoderImpl*>(context->saved_data["decoder"].toInt());
-    decoder->layer(context->saved_data["number"].toInt(), x).backward(gradients[0]);
-    return {x.grad(), at::Tensor(), at::Tensor()};
-  }
-};
 
 }  // namespace
 
@@ -148,11 +131,10 @@ at::Tensor DecoderImpl::layer(int64_t number, const at::Tensor& x) {
 
 at::Tensor DecoderImpl::loss(const at::Tensor& tokens) {
   at::Tensor x = embed(tokens);
-  if (options.recomputed && !x.requires_grad())
-    x.requires_grad_();  // a frozen embedding: so that layers run in backward
+  const auto layers = named_children()["layers"]->children();
   for (int64_t number = 0; number < options.layers; ++number) {
-    x = options.recomputed ? RecomputedLayer::apply(x, reinterpret_cast<int64_t>(this), number)
-                           : layer(number, x);
+    x = recomputable(
+        *layers[number], [this, number](const at::Tensor& input) { return layer(number, input); }, x);
   }
   return loss_of(logits(x), tokens);
 }

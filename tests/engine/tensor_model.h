@@ -18,7 +18,6 @@ struct DecoderOptions {
   bool head_norms = false;  // norms of the heads of query and key, as Qwen3
   bool tied = false;        // the head is the embedding
   bool lora = false;        // only adapters of query and of the output projection are trained
-  bool recomputed = false;  // each layer once more in backward, whose gradients arrive in a nested backward
   int64_t heads = 8;
   int64_t key_heads = 8;
   int64_t head_size = 4;

@@ -226,7 +226,7 @@ REFUSED_MODULES = {
                "deepspeed.runtime.activation_checkpointing.config deepspeed.utils.config", _PARTS),
     **_refused("deepspeed.runtime.state_dict_factory", "`zerorun checkpoint` lists, converts and compares checkpoints"),
     **_refused("deepspeed.runtime.sparse_tensor", "sparse gradients become dense ones"),
-    **_refused("deepspeed.runtime.torch_autocast", "set \"bf16\" or \"fp16\" in the config"),
+    **_refused("deepspeed.runtime.torch_autocast", "set \"torch_autocast\" in the config"),
     **_refused("deepspeed.runtime.activation_checkpointing.offload_activations", "use torch.autograd.graph.save_on_cpu()"),
     **_refused("deepspeed.runtime.zero.mics deepspeed.runtime.zero.mics_utils", "parameters are partitioned over all ranks"),
     **_refused("deepspeed.runtime.zero.tiling", "use torch.nn.Linear"),

@@ -1,0 +1,280 @@
+#include "activations/recomputed_block.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/custom_class.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "activations/forward_state.h"
+#include "activations/measured_memory.h"
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+using torch::autograd::AutogradContext;
+
+// The number of marked blocks that this thread is inside of.
+thread_local int depth = 0;
+
+// During its lifetime the generators continue from `states`.
+class Replay {
+ public:
+  Replay(const std::optional<GeneratorStates>& states, const std::vector<c10::Device>& devices) {
+    if (!states) return;
+    present_.emplace(devices);
+    states->restore();
+  }
+  ~Replay() {
+    if (present_) present_->restore();
+  }
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
+
+ private:
+  std::optional<GeneratorStates> present_;
+};
+
+struct TensorFacts {
+  bool defined;
+  std::vector<int64_t> sizes;
+  c10::ScalarType dtype;
+  friend bool operator==(const TensorFacts&, const TensorFacts&) = default;
+};
+
+TensorFacts facts_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {false, {}, c10::ScalarType::Undefined};
+  return {true, tensor.sizes().vec(), tensor.scalar_type()};
+}
+
+std::string describe(const TensorFacts& facts) {
+  if (!facts.defined) return "an undefined tensor";
+  std::string text = std::string(c10::toString(facts.dtype)) + " of sizes [";
+  for (const int64_t size : facts.sizes) text += (text.back() == '[' ? "" : ", ") + std::to_string(size);
+  return text + "]";
+}
+
+std::vector<c10::Device> devices_of(const Tensors& tensors) {
+  std::vector<c10::Device> devices;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined() && std::ranges::find(devices, tensor.device()) == devices.end())
+      devices.push_back(tensor.device());
+  }
+  return devices;
+}
+
+int64_t bytes_of(const Tensors& tensors) {
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.has_storage()) bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  return bytes;
+}
+
+void wait_for(const std::vector<c10::Device>& devices) {
+  for (const c10::Device device : devices) {
+    if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  }
+}
+
+// A block between its forward and its backward.
+struct Pending : torch::CustomClassHolder {
+  std::shared_ptr<const Block> block;
+  BlockFunction function;
+  int outer_depth = 0;
+  std::vector<c10::Device> devices;
+  std::optional<GeneratorStates> generators;  // at the block's begin; absent if it draws nothing
+  AutocastState autocast;
+  std::vector<std::optional<KeptInput>> inputs;  // absent: undefined
+  std::vector<TensorFacts> outputs;
+  bool has_anchor = false;
+  bool has_whole = false;  // the inputs of which parts are kept are saved whole too, to be compared
+};
+
+Tensors run_forward(Pending& pending, const Tensors& inputs) {
+  pending.devices = devices_of(inputs);
+  pending.generators.emplace(pending.devices);
+  const AutocastCacheOff cache_off;
+  const InsideBlock inside(pending.outer_depth);
+  Tensors outputs = pending.function(inputs);
+  if (pending.generators->are_current()) pending.generators.reset();
+  for (const at::Tensor& output : outputs) pending.outputs.push_back(facts_of(output));
+  return outputs;
+}
+
+Tensors keep(Pending& pending, const Tensors& inputs) {
+  Recomputation& recomputation = *pending.block->recomputation;
+  Tensors saved, whole;
+  for (const at::Tensor& input : inputs) {
+    std::optional<KeptInput>& kept = pending.inputs.emplace_back();
+    if (!input.defined()) continue;
+    kept.emplace(input, recomputation.home());
+    saved.push_back(kept->saved());
+    if (kept->is_part()) whole.push_back(input);
+  }
+  pending.has_whole = !whole.empty() && recomputation.compares(pending.block->name);
+  if (pending.has_whole) saved.insert(saved.end(), whole.begin(), whole.end());
+  return saved;
+}
+
+void check_same(const Pending& pending, const at::Tensor& joined, const at::Tensor& whole, size_t index) {
+  if (at::equal(joined, whole)) return;
+  throw UserError(
+      "activation_checkpointing.partition_activations: tensor ranks give block " + pending.block->name +
+      " different values as input " + std::to_string(index) +
+      ", so that it cannot be joined from their parts: mark a block whose inputs are equal on all "
+      "tensor ranks, or set the key to false");
+}
+
+Tensors restore(const Pending& pending, const Tensors& saved) {
+  const auto count = [&](auto is_counted) { return std::ranges::count_if(pending.inputs, is_counted); };
+  auto next = saved.begin();
+  auto whole = saved.begin() + count([](const auto& kept) { return kept.has_value(); });
+  Tensors inputs;
+  for (const std::optional<KeptInput>& kept : pending.inputs) {
+    at::Tensor& input = inputs.emplace_back();
+    if (!kept) continue;
+    input = kept->restored(*next++, "an input of block " + pending.block->name);
+    if (pending.has_whole && kept->is_part()) check_same(pending, input, *whole++, inputs.size());
+  }
+  return inputs;
+}
+
+void check_outputs(const Pending& pending, const Tensors& outputs) {
+  const std::string begin = "block " + pending.block->name + " computes otherwise when it is recomputed: ";
+  const std::string remedy =
+      ": it must compute the same from the same inputs (leave the block out of recomputation, or do not "
+      "change in between what it depends on)";
+  if (outputs.size() != pending.outputs.size()) {
+    throw UserError(begin + std::to_string(outputs.size()) + " outputs, before " +
+                    std::to_string(pending.outputs.size()) + remedy);
+  }
+  for (size_t index = 0; index < outputs.size(); ++index) {
+    const TensorFacts facts = facts_of(outputs[index]);
+    if (facts == pending.outputs[index]) continue;
+    throw UserError(begin + "output " + std::to_string(index + 1) + " is " + describe(facts) + ", before " +
+                    describe(pending.outputs[index]) + remedy);
+  }
+}
+
+Tensors compute_again(const Pending& pending, const Tensors& inputs) {
+  const Replay replay(pending.generators, pending.devices);
+  const AutocastScope autocast(pending.autocast);
+  const c10::AutoGradMode grad(true);
+  const InsideBlock inside(pending.outer_depth);
+  Tensors outputs = pending.function(inputs);
+  check_outputs(pending, outputs);
+  return outputs;
+}
+
+Tensors measure_again(const Pending& pending, const Tensors& inputs) {
+  using Clock = std::chrono::steady_clock;
+  wait_for(pending.devices);
+  const MeasuredMemory memory;
+  const Clock::time_point begin = Clock::now();
+  Tensors outputs = compute_again(pending, inputs);
+  wait_for(pending.devices);
+  const std::chrono::duration<double> seconds = Clock::now() - begin;
+  // The outputs would be in memory without recomputation too, as inputs of what comes next.
+  pending.block->recomputation->add(pending.block->name,
+                                    {.inputs = bytes_of(inputs),
+                                     .activations = std::max<int64_t>(memory.held() - bytes_of(outputs), 0),
+                                     .seconds = seconds.count()});
+  return outputs;
+}
+
+void check_accumulates(const std::string& name) {
+  if (c10::GradMode::is_enabled()) {
+    throw UserError("block " + name +
+                    " is recomputed in backward, which cannot be differentiated itself (create_graph): leave "
+                    "the block out of recomputation (zerorun.recompute)");
+  }
+  if (torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) return;
+  throw UserError(
+      "block " + name +
+      " is recomputed in backward, which works only where gradients are accumulated: call backward() "
+      "without `inputs` instead of autograd::grad(), or leave the block out of recomputation "
+      "(zerorun.recompute)");
+}
+
+struct RecomputedBlock : torch::autograd::Function<RecomputedBlock> {
+  // `defined`: those of the inputs that are; behind them may be a tensor that only requires grad, so that the
+  // outputs do.
+  static Tensors forward(AutogradContext* context, const c10::intrusive_ptr<Pending>& pending,
+                         const Tensors& inputs, at::TensorList /*defined*/) {
+    const Tensors outputs = run_forward(*pending, inputs);
+    context->save_for_backward(keep(*pending, inputs));
+    context->saved_data["pending"] = c10::IValue::make_capsule(pending);
+    context->set_materialize_grads(false);
+    return outputs;
+  }
+
+  static Tensors backward(AutogradContext* context, const Tensors& gradients) {
+    const auto capsule = context->saved_data["pending"].toCapsule();
+    const Pending& pending = static_cast<const Pending&>(*capsule);
+    check_accumulates(pending.block->name);
+    const Tensors inputs = restore(pending, context->get_saved_variables());
+    const Tensors outputs = pending.block->recomputation->measures() ? measure_again(pending, inputs)
+                                                                     : compute_again(pending, inputs);
+    Tensors roots, seeds;
+    for (size_t index = 0; index < outputs.size(); ++index) {
+      if (!outputs[index].defined() || !outputs[index].requires_grad() || !gradients[index].defined())
+        continue;
+      roots.push_back(outputs[index]);
+      seeds.push_back(gradients[index]);
+    }
+    if (!roots.empty()) torch::autograd::backward(roots, seeds);
+    Tensors results(2);  // of `pending` and `inputs`
+    for (const at::Tensor& input : inputs) {
+      if (input.defined()) results.push_back(input.grad());
+    }
+    if (pending.has_anchor) results.emplace_back();
+    return results;
+  }
+};
+
+bool requires_grad(const Tensors& tensors) {
+  return std::ranges::any_of(tensors,
+                             [](const at::Tensor& each) { return each.defined() && each.requires_grad(); });
+}
+
+}  // namespace
+
+InsideBlock::InsideBlock() : InsideBlock(depth) {}
+InsideBlock::InsideBlock(int outer) : before_(std::exchange(depth, outer + 1)) {}
+InsideBlock::~InsideBlock() {
+  depth = before_;
+}
+
+bool is_recomputed(const Block& block, const Tensors& inputs) {
+  if (!c10::GradMode::is_enabled() || !(block.trains || requires_grad(inputs))) return false;
+  return block.recomputation->chooses(block.name, depth > 0);
+}
+
+Tensors run_block(const std::shared_ptr<const Block>& block, const BlockFunction& function,
+                  const Tensors& inputs) {
+  if (!is_recomputed(*block, inputs)) {
+    const InsideBlock inside;
+    return function(inputs);
+  }
+  auto pending = c10::make_intrusive<Pending>();
+  pending->block = block;
+  pending->function = function;
+  pending->outer_depth = depth;
+  pending->has_anchor = !requires_grad(inputs);
+  Tensors defined = inputs;
+  std::erase_if(defined, [](const at::Tensor& each) { return !each.defined(); });
+  if (pending->has_anchor) defined.push_back(at::zeros({}).set_requires_grad(true));
+  return RecomputedBlock::apply(pending, inputs, at::TensorList(defined));
+}
+
+}  // namespace zerorun

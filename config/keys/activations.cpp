@@ -1,0 +1,40 @@
+// Keys for what is kept of a forward until its backward: recomputed blocks, and where their inputs are.
+#include "config/keys/tables.h"
+
+namespace zerorun::config::keys {
+
+static constexpr KeyFact activation_rows[] = {
+    section(
+        "zerorun.recompute",
+        "which of the model's marked blocks are recomputed in backward instead of keeping their activations "
+        "(docs/recomputation.md); without this section: all of them if the file has "
+        "activation_checkpointing, else none"),
+    integer(".every", "", "recompute one of so many blocks: 1 recomputes all, 2 every second one").least(1),
+    texts(".patterns", "",
+          "names of the blocks to recompute; * stands for one part of a name, as in \"h.*.mlp\""),
+    text(".budget", "",
+         "bytes that the blocks may keep for backward, such as \"8G\" or \"500M\": the first step is "
+         "measured, "
+         "and the blocks that save the most time per byte are kept from then on")
+        .advise("write a number with K, M, G or T, which are powers of 1024"),
+    section("activation_checkpointing",
+            "recompute the model's marked blocks, and where their inputs are kept; the section has no on/off "
+            "switch"),
+    boolean(".partition_activations", "false",
+            "each tensor rank keeps its part of a recomputed block's inputs; no effect without tensor ranks"),
+    integer(".number_checkpoints", "", "number of activation checkpoints that share one buffer")
+        .or_null()
+        .no_effect("inputs of blocks are not moved into a buffer, so there is no number of them to know"),
+    boolean(".contiguous_memory_optimization", "false", "keep saved activations in one contiguous buffer")
+        .no_effect("inputs of blocks stay where they are, without a copy"),
+    boolean(".synchronize_checkpoint_boundary", "false",
+            "synchronize with the device at checkpoint boundaries")
+        .no_effect("the order of streams makes it unnecessary"),
+    boolean(".profile", "false", "log the time that forwards of recomputed blocks and recomputations take"),
+    boolean(".cpu_checkpointing", "false",
+            "keep the inputs of recomputed blocks in host memory; no effect on CPU ranks"),
+};
+
+const std::span<const KeyFact> activations = activation_rows;
+
+}  // namespace zerorun::config::keys

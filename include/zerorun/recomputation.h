@@ -1,0 +1,4 @@
+// Recomputation of activations (docs/recomputation.md): marks for a model's blocks.
+#pragma once
+
+#include "activations/recomputable.h"

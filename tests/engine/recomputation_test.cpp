@@ -1,0 +1,415 @@
+// Tests of recomputation: the bits of a run without it, on every axis; what may be marked; what is refused.
+#include <ATen/autocast_mode.h>
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "activations/recomputable.h"
+#include "base/error.h"
+#include "engine/engine.h"
+#include "engine/gathered_parameters.h"
+#include "tests/engine/net.h"
+#include "tests/engine/recomputed_model.h"
+#include "tests/support/expectations.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/settings.h"
+
+namespace zerorun::testing {
+namespace {
+
+constexpr int kSteps = 3;
+
+std::string recomputing(const std::string& how) {
+  return how.empty() ? "" : R"(, "zerorun": {"recompute": {)" + how + "}}";
+}
+
+std::string config_of(int stage, const std::string& more, int accumulation = 1,
+                      const std::string& limits = "") {
+  return R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.1, "gradient_accumulation_steps": )" +
+         std::to_string(accumulation) +
+         R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": )" +
+         std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 0)" + limits + "}" + more + "}";
+}
+
+at::Tensor tokens_of(int step, int micro, int rank) {
+  at::Generator generator = at::detail::createCPUGenerator(100 * step + 10 * micro + rank + 1);
+  return at::randint(BlockModel::kVocab, {2, 6}, generator, at::kLong);
+}
+
+struct Run {
+  std::vector<at::Tensor> losses;
+  std::vector<at::Tensor> parameters;
+  std::vector<int> forwards;  // of each block
+  int of_halves = 0;
+  double gathered = 0;  // elements
+};
+
+Run train(const std::string& config, std::shared_ptr<Communicator> communicator, double dropout = 0,
+          bool plain_backward = false, bool autocast = false) {
+  torch::manual_seed(5);
+  BlockModel model(4, 16, dropout);
+  InitializeOptions options;
+  options.bucket_numel = 800;
+  Engine engine = make_engine(model, config, communicator, options);
+  Run run;
+  for (int step = 0; step < kSteps; ++step) {
+    if (step == kSteps - 1) communicator->volume().reset();
+    for (int micro = 0; micro < engine.config().batch.gradient_accumulation_steps; ++micro) {
+      at::autocast::set_autocast_enabled(at::kCPU, autocast);
+      const at::Tensor loss = model.loss(tokens_of(step, micro, communicator->rank()));
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      if (autocast) at::autocast::clear_cache();
+      if (plain_backward) {
+        engine.scale(loss).backward();
+      } else {
+        engine.backward(loss);
+      }
+      engine.step();
+      run.losses.push_back(loss.detach());
+    }
+  }
+  run.gathered = communicator->volume().elements(Collective::all_gather);
+  for (const auto& block : model.blocks) {
+    run.forwards.push_back(block->forwards);
+    run.of_halves += block->of_half;
+  }
+  GatheredParameters whole(engine, model.parameters());
+  run.parameters = copies_of(model);
+  return run;
+}
+
+void expect_same_bits(const Run& found, const Run& expected) {
+  expect_same(found.losses, expected.losses, "losses");
+  expect_same(found.parameters, expected.parameters, "parameters");
+}
+
+const std::vector<std::string> kPrecisions = {"", R"(, "bf16": {"enabled": true})",
+                                              R"(, "fp16": {"enabled": true, "initial_scale_power": 8})"};
+
+}  // namespace
+
+TEST_CASE("Recomputation changes no bit, at any stage, in any precision, with and without accumulation") {
+  struct Way {
+    std::string how;
+    std::vector<int> extra;  // forwards of each block beside each forward, 0 or 1
+    int halves;              // recomputations of inner blocks in a micro-step
+  };
+  const std::vector<Way> ways = {
+      {R"("every": 1)", {1, 1, 1, 1}, 4},
+      {R"("every": 3)", {1, 0, 0, 1}, 2},
+      {R"("patterns": ["block1", "block2"])", {0, 1, 1, 0}, 2},
+      // An inner block of block1 runs in forward, in the recomputation of block1, and in its own.
+      {R"("patterns": ["block1", "*.half"])", {0, 1, 0, 0}, 5}};
+  for (const auto [way, stage, precision, accumulates, ranks, plain] :
+       settings(static_cast<int>(ways.size()), 4, 3, 2, 3, 2)) {
+    const Way& chosen = ways[static_cast<size_t>(way)];
+    CAPTURE(chosen.how, stage, precision, accumulates, ranks, plain);
+    const int accumulation = 1 + accumulates, micro_steps = kSteps * accumulation;
+    const std::string& more = kPrecisions[static_cast<size_t>(precision)];
+    CHECK_NOTHROW(run_ranks(1 + ranks, [&, &plain = plain, &stage = stage](auto communicator) {
+      const Run kept = train(config_of(stage, more, accumulation), communicator, 0, plain);
+      const Run run =
+          train(config_of(stage, more + recomputing(chosen.how), accumulation), communicator, 0, plain);
+      expect_same_bits(run, kept);
+      for (size_t block = 0; block < 4; ++block)
+        expect(run.forwards[block] == micro_steps * (1 + chosen.extra[block]), "forwards of a block");
+      expect(run.of_halves == micro_steps * (4 + chosen.halves), "forwards of inner blocks");
+    }));
+  }
+}
+
+TEST_CASE("Recomputation draws the same random numbers again") {
+  for (const auto [stage, precision, plain] : settings(4, 3, 2)) {
+    CAPTURE(stage, precision, plain);
+    const std::string& more = kPrecisions[static_cast<size_t>(precision)];
+    run_ranks(1, [&, &plain = plain, &stage = stage](auto communicator) {
+      const Run kept = train(config_of(stage, more), communicator, 0.3, plain);
+      const at::Tensor after = at::rand({4});
+      const Run run = train(config_of(stage, more + recomputing(R"("every": 1)")), communicator, 0.3, plain);
+      expect_same_bits(run, kept);
+      expect_same(at::rand({4}), after, "random numbers after training");
+      const Run dry = train(config_of(stage, more), communicator, 0, plain);
+      expect(!at::equal(dry.losses[0], kept.losses[0]), "dropout has an effect");
+    });
+  }
+}
+
+TEST_CASE("Recomputation under autocast casts as the forward did, though backward runs outside of it") {
+  for (const auto [stage, ranks, plain] : settings(4, 2, 2)) {
+    CAPTURE(stage, ranks, plain);
+    CHECK_NOTHROW(run_ranks(1 + ranks, [&, &plain = plain, &stage = stage](auto communicator) {
+      const Run kept = train(config_of(stage, ""), communicator, 0, plain, true);
+      const Run run = train(config_of(stage, recomputing(R"("every": 1)")), communicator, 0, plain, true);
+      expect_same_bits(run, kept);
+      const Run exact = train(config_of(stage, ""), communicator, 0, plain, false);
+      expect(!at::equal(exact.losses[0], kept.losses[0]), "autocast has an effect");
+    }));
+  }
+}
+
+TEST_CASE("Stage 3 gathers parameters for a recomputation and its backward once") {
+  // Of the 5 layers, less than two may be in memory at a time, so that each is gathered twice in a
+  // micro-step.
+  const std::string limits = R"(, "stage3_max_live_parameters": 4000, "stage3_prefetch_bucket_size": 0)";
+  run_ranks(
+      2,
+      [&](auto communicator) {
+        const Run kept = train(config_of(3, "", 1, limits), communicator);
+        const Run run = train(config_of(3, recomputing(R"("every": 1)"), 1, limits), communicator);
+        expect_same_bits(run, kept);
+        BlockModel model(4, 16);
+        double numel = 0;
+        for (const at::Tensor& parameter : model.parameters())
+          numel += static_cast<double>(parameter.numel());
+        expect(kept.gathered > 1.5 * numel / 2, "without recomputation most parameters are gathered twice");
+        expect(run.gathered < kept.gathered * 1.05, "gathered " + std::to_string(run.gathered) +
+                                                          ", without recomputation " +
+                                                          std::to_string(kept.gathered));
+      },
+      std::chrono::seconds(60), false);
+}
+
+TEST_CASE("activation_checkpointing recomputes all marked blocks") {
+  run_ranks(1, [](auto communicator) {
+    const Run run = train(config_of(1, R"(, "activation_checkpointing": {"profile": false})"), communicator);
+    expect(run.forwards == std::vector<int>(4, 2 * kSteps), "forwards");
+  });
+}
+
+namespace {
+
+// Layers of a Sequential, of which some take or return no tensor alone.
+struct Pair : torch::nn::Module {
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x) { return {x * 2, x.detach()}; }
+};
+struct Joined : torch::nn::Module {
+  Joined() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}
+  at::Tensor forward(const std::tuple<at::Tensor, at::Tensor>& both) {
+    return linear(std::get<0>(both)) + std::get<1>(both);
+  }
+  torch::nn::Linear linear;
+};
+
+int calls_of_counted = 0;
+struct Counted : torch::nn::Module {
+  Counted() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    ++calls_of_counted;
+    return at::tanh(linear(x));
+  }
+  torch::nn::Linear linear;
+};
+
+std::vector<at::Tensor> train_sequential(const std::string& config, torch::nn::Sequential& model,
+                                         std::shared_ptr<Communicator> communicator) {
+  fill(*model, 3);
+  Engine engine = make_engine(*model, config, std::move(communicator));
+  for (int step = 0; step < 3; ++step) {
+    engine.backward(model->forward(values({3, 4}, step)).square().sum());
+    engine.step();
+  }
+  GatheredParameters whole(engine, model->parameters());
+  return copies_of(*model);
+}
+
+}  // namespace
+
+TEST_CASE("Layers of a Sequential need no mark, and the Sequential is as before when the engine is gone") {
+  for (const int stage : {0, 3}) {
+    CAPTURE(stage);
+    run_ranks(1, [&](auto communicator) {
+      const auto make = [] { return torch::nn::Sequential(Counted(), torch::nn::Linear(4, 4), Counted()); };
+      torch::nn::Sequential plain = make(), model = make();
+      const auto expected = train_sequential(config_of(stage, ""), plain, communicator);
+      calls_of_counted = 0;
+      const auto found =
+          train_sequential(config_of(stage, recomputing(R"("every": 1)")), model, communicator);
+      expect_same(found, expected, "parameters");
+      expect(calls_of_counted == 3 * 2 * 2, "forwards of layers");
+      expect(model->at<Counted>(0).named_parameters().size() == 2, "at() of a layer");
+      expect(model->children().size() == 3 && model->ptr(2) == model->children()[2], "layers");
+    });
+  }
+}
+
+TEST_CASE("A layer of a Sequential that returns no tensor is refused if it is to be recomputed") {
+  run_ranks(1, [&](auto communicator) {
+    torch::nn::Sequential model{Counted(), Pair(), Joined()};
+    expect_throws([&] { train_sequential(config_of(0, recomputing(R"("every": 1)")), model, communicator); },
+                  "layer 1 of a torch::nn::Sequential returns something else than a tensor",
+                  "a layer that returns two tensors");
+    torch::nn::Sequential other{Counted(), Pair(), Joined()}, plain{Counted(), Pair(), Joined()};
+    const auto found =
+        train_sequential(config_of(0, recomputing(R"("patterns": ["0", "2"])")), other, communicator);
+    expect_same(found, train_sequential(config_of(0, ""), plain, communicator), "parameters");
+  });
+}
+
+namespace {
+
+struct Marked : torch::nn::Module {
+  Marked()
+      : first(register_module("first", torch::nn::Linear(4, 4))),
+        second(register_module("second", torch::nn::Linear(4, 4))) {}
+  torch::nn::Linear first, second;
+};
+
+// Trains `steps` steps of `loss_of` at stage 2, all marked blocks recomputed or none.
+std::vector<at::Tensor> train_marked(const std::function<at::Tensor(Marked&, int step)>& loss_of,
+                                     bool recomputes, std::shared_ptr<Communicator> communicator,
+                                     const std::function<void(Marked&)>& prepare = {}) {
+  Marked model;
+  fill(model, 8);
+  if (prepare) prepare(model);
+  Engine engine =
+      make_engine(model, config_of(2, recomputes ? recomputing(R"("every": 1)") : ""), communicator);
+  for (int step = 0; step < 3; ++step) {
+    engine.backward(loss_of(model, step));
+    engine.step();
+  }
+  GatheredParameters whole(engine, model.parameters());
+  return copies_of(model);
+}
+
+void expect_like_plain(const std::function<at::Tensor(Marked&, int step)>& loss_of,
+                       const std::function<void(Marked&)>& prepare = {}) {
+  run_ranks(2, [&](auto communicator) {
+    expect_same(train_marked(loss_of, true, communicator, prepare),
+                train_marked(loss_of, false, communicator, prepare), "parameters");
+  });
+}
+
+}  // namespace
+
+TEST_CASE("A block may have several outputs, undefined inputs, integers, and tensors that nothing uses") {
+  expect_like_plain([](Marked& model, int step) {
+    const at::Tensor x = values({3, 4}, step);
+    const auto [y, counts, unused] = recomputable(
+        *model.first,
+        [&](const at::Tensor& given, const at::Tensor& mask, const at::Tensor& places) {
+          const at::Tensor y = model.first(given);
+          return std::tuple(mask.defined() ? y * mask : y, places + 1, y.exp());
+        },
+        x, at::Tensor(), at::arange(4));
+    const Tensors both = recomputable(
+        *model.second,
+        [&](const at::Tensor& given) {
+          return Tensors{model.second(given), given * 2};
+        },
+        y);
+    return (both[0] * counts).square().sum() + both[1].sum();
+  });
+}
+
+TEST_CASE("A frozen beginning, a frozen block and a block that gives its input back") {
+  const auto freeze = [](Marked& model) {
+    for (const at::Tensor& parameter : model.first->parameters()) parameter.set_requires_grad(false);
+  };
+  expect_like_plain(
+      [](Marked& model, int step) {
+        const at::Tensor x = recomputable(*model.first, values({3, 4}, step));
+        expect(!x.requires_grad(), "nothing is recomputed that is not differentiated");
+        const at::Tensor y = recomputable(*model.second, x);
+        return recomputable(
+                   *model.second, [](const at::Tensor& given) { return given; }, y)
+            .square()
+            .sum();
+      },
+      freeze);
+}
+
+TEST_CASE("A block that computes otherwise when it is recomputed is refused by name") {
+  run_ranks(1, [](auto communicator) {
+    int calls = 0;
+    const auto loss_of = [&](Marked& model, int step) {
+      return recomputable(
+                 *model.first,
+                 [&](const at::Tensor& x) {
+                   const at::Tensor y = model.first(x);
+                   return ++calls % 2 == 1 ? y : y.narrow(0, 0, 2);
+                 },
+                 values({3, 4}, step))
+          .sum();
+    };
+    expect_throws(
+        [&] { train_marked(loss_of, true, communicator); },
+        "block first computes otherwise when it is recomputed: output 1 is Float of sizes [2, 4], before "
+        "Float of sizes [3, 4]",
+        "another shape");
+  });
+}
+
+TEST_CASE("autograd::grad(), double backward and inputs that were overwritten are refused by name") {
+  run_ranks(1, [](auto communicator) {
+    Marked model;
+    fill(model, 8);
+    Engine engine = make_engine(model, config_of(2, recomputing(R"("every": 1)")), communicator);
+    at::Tensor x = values({3, 4}, 1).requires_grad_();
+    const auto loss = [&] { return recomputable(*model.first, x * 2).sum(); };
+    expect_throws([&] { torch::autograd::grad({loss()}, {x}); }, "block first is recomputed in backward",
+                  "autograd::grad()");
+    expect_throws([&] { engine.backward(loss(), false, /*create_graph=*/true); }, "create_graph",
+                  "double backward");
+    model.zero_grad();
+    at::Tensor written = x * 2;
+    const at::Tensor late = recomputable(*model.first, written).sum();
+    written.mul_(2);
+    expect_throws([&] { engine.backward(late); }, "modified by an inplace operation", "an input overwritten");
+    model.zero_grad();
+  });
+}
+
+TEST_CASE("An error in a recomputation leaves generators, autocast and the engine as they were") {
+  run_ranks(1, [](auto communicator) {
+    Marked model;
+    fill(model, 8);
+    Engine engine = make_engine(model, config_of(1, recomputing(R"("every": 1)")), communicator);
+    bool fails = true;
+    int calls = 0;
+    const auto loss = [&] {
+      return recomputable(
+                 *model.first,
+                 [&](const at::Tensor& x) {
+                   const at::Tensor y = at::dropout(model.first(x), 0.5, true);
+                   if (++calls == 2 && fails) throw std::runtime_error("the block fails");
+                   return y;
+                 },
+                 values({3, 4}, 1))
+          .square()
+          .sum();
+    };
+    const at::Tensor failing = loss();
+    const at::Tensor before = at::globalContext().defaultGenerator(at::kCPU).get_state();
+    expect_throws([&] { engine.backward(failing); }, "the block fails", "the block's error");
+    expect(at::equal(before, at::globalContext().defaultGenerator(at::kCPU).get_state()), "generators");
+    expect(!at::autocast::is_autocast_enabled(at::kCPU), "autocast");
+    fails = false;
+    model.zero_grad();
+    engine.backward(loss());
+    engine.step();
+  });
+}
+
+TEST_CASE("Blocks of a model without an engine, or of one that is gone, run as if they had no mark") {
+  Marked model;
+  fill(model, 8);
+  const auto gradient = [&] {
+    model.zero_grad();
+    recomputable(*model.first, values({3, 4}, 1)).square().sum().backward();
+    return model.first->weight.grad().clone();
+  };
+  const at::Tensor expected = gradient();
+  run_ranks(1, [&](auto communicator) {
+    Engine engine = make_engine(model, config_of(0, recomputing(R"("every": 1)")), communicator);
+    CHECK(find_block(*model.first));
+  });
+  CHECK(!find_block(*model.first));
+  CHECK(at::equal(gradient(), expected));
+}
+
+}  // namespace zerorun::testing
