@@ -60,7 +60,8 @@ TensorStyle parse_tensor_style(std::string_view word) {
 
 const TensorPlanEntry* find_entry(const TensorPlan& plan, const std::string& parameter) {
   for (const TensorPlanEntry& entry : plan) {
-    if (matches_name(entry.pattern, parameter) || matches_name(entry.pattern, module_of(parameter))) return &entry;
+    if (matches_name(entry.pattern, parameter) || matches_name(entry.pattern, module_of(parameter)))
+      return &entry;
   }
   return nullptr;
 }

@@ -168,8 +168,8 @@ TEST_CASE("Stage 3 gathers parameters for a recomputation and its backward once"
           numel += static_cast<double>(parameter.numel());
         expect(kept.gathered > 1.5 * numel / 2, "without recomputation most parameters are gathered twice");
         expect(run.gathered < kept.gathered * 1.05, "gathered " + std::to_string(run.gathered) +
-                                                          ", without recomputation " +
-                                                          std::to_string(kept.gathered));
+                                                        ", without recomputation " +
+                                                        std::to_string(kept.gathered));
       },
       std::chrono::seconds(60), false);
 }
