@@ -2,7 +2,6 @@
 
 #include <torch/nn/modules/container/sequential.h>
 
-#include <algorithm>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
@@ -74,11 +73,6 @@ class BlockLayer : public AnyModulePlaceholder {
   std::shared_ptr<torch::nn::Module> module_;
 };
 
-bool trains(const torch::nn::Module& module) {
-  return std::ranges::any_of(module.parameters(),
-                             [](const at::Tensor& each) { return each.requires_grad(); });
-}
-
 }  // namespace
 
 std::shared_ptr<const Block> find_block(const torch::nn::Module& module) {
@@ -98,7 +92,7 @@ MarkedModules::MarkedModules(torch::nn::Module& model, std::shared_ptr<Recomputa
     replace_layers(*module, module);
     modules_.push_back(module.get());
     all.blocks[module.get()] = std::make_shared<const Block>(
-        Block{.name = item.key(), .recomputation = recomputation_, .trains = trains(*module)});
+        Block{.name = item.key(), .recomputation = recomputation_, .parameters = module->parameters()});
   }
 }
 

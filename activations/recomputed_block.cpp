@@ -96,6 +96,7 @@ struct Pending : torch::CustomClassHolder {
   AutocastState autocast;
   std::vector<std::optional<KeptInput>> inputs;  // absent: undefined
   std::vector<TensorFacts> outputs;
+  std::vector<uint32_t> versions;  // of the block's parameters
   bool has_anchor = false;
   bool has_whole = false;  // the inputs of which parts are kept are saved whole too, to be compared
 };
@@ -108,6 +109,8 @@ Tensors run_forward(Pending& pending, const Tensors& inputs) {
   Tensors outputs = pending.function(inputs);
   if (pending.generators->are_current()) pending.generators.reset();
   for (const at::Tensor& output : outputs) pending.outputs.push_back(facts_of(output));
+  for (const at::Tensor& parameter : pending.block->parameters)
+    pending.versions.push_back(parameter._version());
   return outputs;
 }
 
@@ -147,6 +150,20 @@ Tensors restore(const Pending& pending, const Tensors& saved) {
     if (pending.has_whole && kept->is_part()) check_same(pending, input, *whole++, inputs.size());
   }
   return inputs;
+}
+
+// Plain LibTorch checks this of tensors that operators have saved.
+void check_parameters(const Pending& pending) {
+  const Tensors& parameters = pending.block->parameters;
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    const uint32_t version = parameters[index]._version();
+    if (version == pending.versions[index]) continue;
+    throw UserError("block " + pending.block->name + " cannot be recomputed: its parameter " +
+                    std::to_string(index + 1) + " of " + std::to_string(parameters.size()) + ", " +
+                    describe(facts_of(parameters[index])) +
+                    ", has been modified by an inplace operation or by step() since the forward: run the "
+                    "forward again before backward()");
+  }
 }
 
 void check_outputs(const Pending& pending, const Tensors& outputs) {
@@ -222,6 +239,7 @@ struct RecomputedBlock : torch::autograd::Function<RecomputedBlock> {
     const auto capsule = context->saved_data["pending"].toCapsule();
     const Pending& pending = static_cast<const Pending&>(*capsule);
     check_accumulates(pending.block->name);
+    check_parameters(pending);
     const Tensors inputs = restore(pending, context->get_saved_variables());
     const Tensors outputs = pending.block->recomputation->measures() ? measure_again(pending, inputs)
                                                                      : compute_again(pending, inputs);
@@ -256,8 +274,9 @@ InsideBlock::~InsideBlock() {
 }
 
 bool is_recomputed(const Block& block, const Tensors& inputs) {
-  if (!c10::GradMode::is_enabled() || !(block.trains || requires_grad(inputs))) return false;
-  return block.recomputation->chooses(block.name, depth > 0);
+  const bool is_differentiated =
+      c10::GradMode::is_enabled() && (requires_grad(inputs) || requires_grad(block.parameters));
+  return is_differentiated && block.recomputation->chooses(block.name, depth > 0);
 }
 
 Tensors run_block(const std::shared_ptr<const Block>& block, const BlockFunction& function,

@@ -28,7 +28,7 @@ using BlockFunction = std::function<Tensors(const Tensors& inputs)>;
 struct Block {
   std::string name;
   std::shared_ptr<Recomputation> recomputation;
-  bool trains = true;  // it has parameters that require grad
+  Tensors parameters;  // of which some may require grad
 };
 
 /// As long as this object lives, blocks of this thread are within another one.

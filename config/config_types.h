@@ -265,6 +265,7 @@ struct RecomputeConfig {
   int64_t every = 0;                       // one of so many
   std::vector<std::string> patterns = {};  // names (base/name_pattern.h)
   std::optional<int64_t> budget = {};      // bytes that the marked blocks may keep for backward
+  bool is_implied = false;                 // `every` is 1 because the file has activation_checkpointing
   bool partitioned = false;                // each tensor rank keeps its part of the inputs
   bool on_host = false;                    // on a GPU, inputs are kept in host memory
   bool timed = false;                      // log what recomputation costs

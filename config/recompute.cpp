@@ -61,6 +61,7 @@ RecomputeConfig resolve_recompute(const Resolution& resolution) {
     }
   } else if (settings.find("activation_checkpointing")) {
     config.every = 1;
+    config.is_implied = true;
   }
   resolution.read("activation_checkpointing.partition_activations", config.partitioned);
   resolution.read("activation_checkpointing.cpu_checkpointing", config.on_host);

@@ -29,13 +29,13 @@ void EngineState::start_recomputation(bool has_pipeline) {
   RecomputeConfig chosen = config.recompute;
   if (config.pipeline.recomputed_group > 0 && has_pipeline) chosen = {.every = 1};
   const bool recomputes = chosen.every > 0 || !chosen.patterns.empty() || chosen.budget;
-  if (!recomputes || computes_only) return;
+  if (!recomputes || computes_only || !model.module) return;
   const bool splits = has_tensor_plan && mesh.sizes().tensor > 1;
   recomputation = std::make_shared<Recomputation>(
       chosen,
       InputHome{.tensor_ranks = chosen.partitioned && splits ? &mesh.along(MeshAxis::tensor) : nullptr,
                 .on_host = chosen.on_host});
-  if (model.module) marked_modules = std::make_unique<MarkedModules>(*model.module, recomputation);
+  marked_modules = std::make_unique<MarkedModules>(*model.module, recomputation);
   if (mesh.world().rank() != 0) return;
   if (chosen.partitioned && !splits)
     log_info("activation_checkpointing.partition_activations has no effect without tensor ranks");

@@ -26,7 +26,7 @@ struct Model {
   /// engine's locks held.
   std::function<bool()> is_training;
   std::function<void(bool)> set_training;  // Engine::train(), Engine::eval()
-  torch::nn::Module* module = nullptr;     // whose blocks are marked; null: none (Python)
+  torch::nn::Module* module = nullptr;     // whose blocks are marked; null: Python has them
 };
 
 /// The module's tensors and mode; undefined tensors are left out. `module` must outlive the callbacks.

@@ -92,8 +92,11 @@ PipelineStage::PipelineStage(std::vector<PipelineLayer> layers, std::string behi
     if (!options.recomputation) continue;
     const std::span<const PipelineLayer> its(&layers_[begin], added.end - begin);
     const std::string name = its.size() == 1 ? its[0].name : its.front().name + " to " + its.back().name;
+    Tensors parameters;
+    for (const PipelineLayer& layer : its)
+      parameters.insert(parameters.end(), layer.tensors.begin(), layer.tensors.end());
     added.block = std::make_shared<const Block>(
-        Block{.name = name, .recomputation = options.recomputation, .trains = any_trains(its)});
+        Block{.name = name, .recomputation = options.recomputation, .parameters = std::move(parameters)});
   }
 }
 

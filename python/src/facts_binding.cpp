@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "activations/linear_cross_entropy.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/inventory.h"
 #include "checkpoint/saved_state.h"
@@ -37,6 +38,19 @@ std::optional<PerGroup> highest_momentum(const Config& config) {
   return cycle && cycle->cycle_momentum ? std::optional(cycle->max_mom) : std::nullopt;
 }
 
+at::Tensor linear_cross_entropy_of(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels,
+                                   const std::optional<at::Tensor>& bias, int64_t ignore_index, bool sums,
+                                   int64_t tokens) {
+  return linear_cross_entropy(x, weight, labels, bias, {ignore_index, sums, tokens});
+}
+
+// zerorun.recompute; None if the file does not have it.
+py::object recomputed_modules(const RecomputeConfig& config) {
+  if (config.is_implied || (config.every == 0 && config.patterns.empty() && !config.budget))
+    return py::none();
+  return py::dict("every"_a = config.every, "patterns"_a = config.patterns, "budget"_a = config.budget);
+}
+
 py::dict config_of(CoreEngine& core) {
   const Config& config = core.get().config();
   const PrecisionConfig& precision = config.precision;
@@ -45,6 +59,9 @@ py::dict config_of(CoreEngine& core) {
                   "micro_batch_size"_a = config.batch.micro_batch_size_per_gpu,
                   "accumulation"_a = config.batch.gradient_accumulation_steps, "stage"_a = config.zero.stage,
                   "dtype"_a = std::string(name_of(precision.training)), "autocast"_a = precision.autocast,
+                  "recompute"_a = recomputed_modules(config.recompute),
+                  "recomputed_group"_a = config.pipeline.recomputed_group,
+                  "moves_activations"_a = config.recompute.partitioned || config.recompute.on_host,
                   "clipping"_a = config.gradient_clipping,
                   "dynamic_loss_scale"_a = precision.training == Dtype::fp16 && !precision.loss_scale.fixed,
                   "optimizer"_a = config.optimizer ? std::string(name_of(*config.optimizer)) : std::string(),
@@ -137,6 +154,7 @@ void bind_checkpoint_facts(py::module_& module) {
       .def_readonly("trained", &SavedTensor::trained)
       .def_readonly("excluded", &SavedTensor::excluded)
       .def_readonly("is_buffer", &SavedTensor::is_buffer);
+  module.def("linear_cross_entropy", &linear_cross_entropy_of, py::call_guard<py::gil_scoped_release>());
   module.def("saved_tensors", &saved_tensors, "folder"_a, "tag"_a = "");
 }
 

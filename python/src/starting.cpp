@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/name_pattern.h"
 #include "comm/connect/rendezvous.h"
 #include "comm/meeting/environment.h"
 #include "config/check.h"
@@ -214,6 +215,8 @@ void bind_starting(py::module_& module) {
       .def_readwrite("pipeline", &Given::pipeline);
   module.def("start", &start, NoGil());
   module.def("allows_untested", &allows_untested);
+  module.def("matches_name",
+             [](const std::string& pattern, const std::string& name) { return matches_name(pattern, name); });
   module.def("tensor_ranks", &tensor_ranks);
   module.def("check_tensor_style", [](const std::string& word) { parse_tensor_style(word); });
   module.def("variables_of_place", &variables_of_place);

@@ -145,6 +145,21 @@ def test_layers_that_write_to_their_inputs():
     engine.destroy()
 
 
+def test_interval_of_the_config():
+    """pipeline.activation_checkpoint_interval recomputes layers without the module's own argument."""
+    calls = []
+
+    def counted(x):
+        calls.append(torch.is_grad_enabled())
+        return x
+
+    engine = make(net([counted, LayerSpec(torch.nn.Linear, 4, 4)]), pipeline={"activation_checkpoint_interval": 2})
+    assert engine.module.activation_checkpoint_interval == 2
+    engine.train_batch(batches())
+    assert len(calls) == 4  # twice for each of two micro-batches
+    engine.destroy()
+
+
 def test_no_loss_fn():
     """The last layer returns the loss."""
     engine = make(net([LayerSpec(torch.nn.Linear, 4, 4), lambda x: x.square().mean()], loss_fn=None))

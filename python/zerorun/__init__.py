@@ -22,6 +22,7 @@ from .engine import DeepSpeedEngine, Engine, initialize  # noqa: E402
 from .errors import NotSupportedError  # noqa: E402
 from .arguments import add_config_arguments  # noqa: E402
 from .data import RepeatingLoader  # noqa: E402
+from .losses import linear_cross_entropy  # noqa: E402
 from .pipe import PipelineModule  # noqa: E402
 from .tensor_ranks import set_autotp_mode, tp_model_init  # noqa: E402
 
@@ -37,5 +38,5 @@ def __getattr__(name):
 __all__ = [
     "CommError", "DeepSpeedEngine", "Engine", "Error", "InternalError", "NotSupportedError", "PipelineModule",
     "RepeatingLoader", "TrainingError", "UserError", "add_config_arguments", "checkpointing", "comm", "init_distributed",
-    "initialize", "ops", "pipe", "runtime", "set_autotp_mode", "tp_model_init", "utils", "zero",
+    "initialize", "linear_cross_entropy", "ops", "pipe", "runtime", "set_autotp_mode", "tp_model_init", "utils", "zero",
 ]

@@ -23,6 +23,7 @@ from .module_notes import explained_errors, log_conversions
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
 from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
+from .recompute import recompute
 from .runtime.pipe.module import PipelineModule
 from .state_dicts import show_parameters
 from .tensor_plan import entries_of
@@ -128,6 +129,10 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         if self._core.rank() == 0:
             log_conversions(model, dtypes, self.dtype)
             compare_dtype(model, self.dtype)
+            if self._config["moves_activations"]:
+                log.warning("partition_activations and cpu_checkpointing have no effect in Python: torch.utils.checkpoint keeps a "
+                            "block's inputs where they are")
+        self._stop_recomputing = recompute(model, self._config["recompute"]) if self._config["recompute"] else None
         groups_of_ranks.follow(self._core)
         _registry.add(self)
 
@@ -341,6 +346,9 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         its parameters."""
         self._raw_readers.close_left_open()
         self._hooks.remove()
+        if self._stop_recomputing is not None:
+            self._stop_recomputing()
+            self._stop_recomputing = None
         if self._client_watch is not None:
             self._client_watch.end()
             self._client_watch = None

@@ -22,72 +22,6 @@
 namespace zerorun::testing {
 namespace {
 
-constexpr int kSteps = 3;
-
-std::string recomputing(const std::string& how) {
-  return how.empty() ? "" : R"(, "zerorun": {"recompute": {)" + how + "}}";
-}
-
-std::string config_of(int stage, const std::string& more, int accumulation = 1,
-                      const std::string& limits = "") {
-  return R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.1, "gradient_accumulation_steps": )" +
-         std::to_string(accumulation) +
-         R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": )" +
-         std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 0)" + limits + "}" + more + "}";
-}
-
-at::Tensor tokens_of(int step, int micro, int rank) {
-  at::Generator generator = at::detail::createCPUGenerator(100 * step + 10 * micro + rank + 1);
-  return at::randint(BlockModel::kVocab, {2, 6}, generator, at::kLong);
-}
-
-struct Run {
-  std::vector<at::Tensor> losses;
-  std::vector<at::Tensor> parameters;
-  std::vector<int> forwards;  // of each block
-  int of_halves = 0;
-  double gathered = 0;  // elements
-};
-
-Run train(const std::string& config, std::shared_ptr<Communicator> communicator, double dropout = 0,
-          bool plain_backward = false, bool autocast = false) {
-  torch::manual_seed(5);
-  BlockModel model(4, 16, dropout);
-  InitializeOptions options;
-  options.bucket_numel = 800;
-  Engine engine = make_engine(model, config, communicator, options);
-  Run run;
-  for (int step = 0; step < kSteps; ++step) {
-    if (step == kSteps - 1) communicator->volume().reset();
-    for (int micro = 0; micro < engine.config().batch.gradient_accumulation_steps; ++micro) {
-      at::autocast::set_autocast_enabled(at::kCPU, autocast);
-      const at::Tensor loss = model.loss(tokens_of(step, micro, communicator->rank()));
-      at::autocast::set_autocast_enabled(at::kCPU, false);
-      if (autocast) at::autocast::clear_cache();
-      if (plain_backward) {
-        engine.scale(loss).backward();
-      } else {
-        engine.backward(loss);
-      }
-      engine.step();
-      run.losses.push_back(loss.detach());
-    }
-  }
-  run.gathered = communicator->volume().elements(Collective::all_gather);
-  for (const auto& block : model.blocks) {
-    run.forwards.push_back(block->forwards);
-    run.of_halves += block->of_half;
-  }
-  GatheredParameters whole(engine, model.parameters());
-  run.parameters = copies_of(model);
-  return run;
-}
-
-void expect_same_bits(const Run& found, const Run& expected) {
-  expect_same(found.losses, expected.losses, "losses");
-  expect_same(found.parameters, expected.parameters, "parameters");
-}
-
 const std::vector<std::string> kPrecisions = {"", R"(, "bf16": {"enabled": true})",
                                               R"(, "fp16": {"enabled": true, "initial_scale_power": 8})"};
 
@@ -109,12 +43,12 @@ TEST_CASE("Recomputation changes no bit, at any stage, in any precision, with an
        settings(static_cast<int>(ways.size()), 4, 3, 2, 3, 2)) {
     const Way& chosen = ways[static_cast<size_t>(way)];
     CAPTURE(chosen.how, stage, precision, accumulates, ranks, plain);
-    const int accumulation = 1 + accumulates, micro_steps = kSteps * accumulation;
+    const int accumulation = 1 + accumulates, micro_steps = kBlockSteps * accumulation;
     const std::string& more = kPrecisions[static_cast<size_t>(precision)];
     CHECK_NOTHROW(run_ranks(1 + ranks, [&, &plain = plain, &stage = stage](auto communicator) {
-      const Run kept = train(config_of(stage, more, accumulation), communicator, 0, plain);
-      const Run run =
-          train(config_of(stage, more + recomputing(chosen.how), accumulation), communicator, 0, plain);
+      const BlockRun kept = train_blocks(block_config(stage, more, accumulation), communicator, 0, plain);
+      const BlockRun run = train_blocks(block_config(stage, more + recomputing(chosen.how), accumulation),
+                                        communicator, 0, plain);
       expect_same_bits(run, kept);
       for (size_t block = 0; block < 4; ++block)
         expect(run.forwards[block] == micro_steps * (1 + chosen.extra[block]), "forwards of a block");
@@ -128,27 +62,73 @@ TEST_CASE("Recomputation draws the same random numbers again") {
     CAPTURE(stage, precision, plain);
     const std::string& more = kPrecisions[static_cast<size_t>(precision)];
     run_ranks(1, [&, &plain = plain, &stage = stage](auto communicator) {
-      const Run kept = train(config_of(stage, more), communicator, 0.3, plain);
+      const BlockRun kept = train_blocks(block_config(stage, more), communicator, 0.3, plain);
       const at::Tensor after = at::rand({4});
-      const Run run = train(config_of(stage, more + recomputing(R"("every": 1)")), communicator, 0.3, plain);
+      const BlockRun run =
+          train_blocks(block_config(stage, more + recomputing(R"("every": 1)")), communicator, 0.3, plain);
       expect_same_bits(run, kept);
       expect_same(at::rand({4}), after, "random numbers after training");
-      const Run dry = train(config_of(stage, more), communicator, 0, plain);
+      const BlockRun dry = train_blocks(block_config(stage, more), communicator, 0, plain);
       expect(!at::equal(dry.losses[0], kept.losses[0]), "dropout has an effect");
     });
   }
 }
 
 TEST_CASE("Recomputation under autocast casts as the forward did, though backward runs outside of it") {
+  const std::string autocast = R"(, "torch_autocast": {"enabled": true})";
   for (const auto [stage, ranks, plain] : settings(4, 2, 2)) {
     CAPTURE(stage, ranks, plain);
     CHECK_NOTHROW(run_ranks(1 + ranks, [&, &plain = plain, &stage = stage](auto communicator) {
-      const Run kept = train(config_of(stage, ""), communicator, 0, plain, true);
-      const Run run = train(config_of(stage, recomputing(R"("every": 1)")), communicator, 0, plain, true);
+      const BlockRun kept = train_blocks(block_config(stage, autocast), communicator, 0, plain);
+      const BlockRun run =
+          train_blocks(block_config(stage, autocast + recomputing(R"("every": 1)")), communicator, 0, plain);
       expect_same_bits(run, kept);
-      const Run exact = train(config_of(stage, ""), communicator, 0, plain, false);
+      const BlockRun exact = train_blocks(block_config(stage, ""), communicator, 0, plain);
       expect(!at::equal(exact.losses[0], kept.losses[0]), "autocast has an effect");
     }));
+  }
+}
+
+TEST_CASE("torch_autocast has the bits of plain LibTorch under autocast") {
+  std::vector<at::Tensor> losses;
+  BlockModel plain(4);
+  torch::optim::SGD optimizer(plain.parameters(), 0.1);
+  for (int step = 0; step < kBlockSteps; ++step) {
+    optimizer.zero_grad();
+    at::autocast::increment_nesting();
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    losses.push_back(plain.loss(block_tokens(step, 0, 0)));
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::decrement_nesting();
+    at::autocast::clear_cache();
+    losses.back().backward();
+    optimizer.step();
+  }
+  for (const std::string& recomputes :
+       {std::string(), std::string(R"("zerorun": {"recompute": {"every": 1}}, )")}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      CAPTURE(stage, recomputes);
+      run_ranks(1, [&](auto communicator) {
+        BlockModel model(4);
+        torch::optim::SGD own(model.parameters(), 0.1);
+        InitializeOptions options;
+        options.optimizer = &own;
+        std::string config = no_optimizer_config(stage);
+        config.insert(1, R"("torch_autocast": {"enabled": true}, )" + recomputes);
+        Engine engine = make_engine(model, config, communicator, options);
+        for (int step = 0; step < kBlockSteps; ++step) {
+          const at::Tensor loss = [&] {
+            const AutocastScope autocast = engine.autocast();
+            return model.loss(block_tokens(step, 0, 0));
+          }();
+          expect_same(loss.detach(), losses[static_cast<size_t>(step)].detach(), "loss");
+          engine.backward(loss);
+          engine.step();
+        }
+        GatheredParameters whole(engine, model.parameters());
+        expect_same(copies_of(model), copies_of(plain), "parameters");
+      });
+    }
   }
 }
 
@@ -159,8 +139,9 @@ TEST_CASE("Stage 3 gathers parameters for a recomputation and its backward once"
   run_ranks(
       2,
       [&](auto communicator) {
-        const Run kept = train(config_of(3, "", 1, limits), communicator);
-        const Run run = train(config_of(3, recomputing(R"("every": 1)"), 1, limits), communicator);
+        const BlockRun kept = train_blocks(block_config(3, "", 1, limits), communicator);
+        const BlockRun run =
+            train_blocks(block_config(3, recomputing(R"("every": 1)"), 1, limits), communicator);
         expect_same_bits(run, kept);
         BlockModel model(4, 16);
         double numel = 0;
@@ -176,8 +157,9 @@ TEST_CASE("Stage 3 gathers parameters for a recomputation and its backward once"
 
 TEST_CASE("activation_checkpointing recomputes all marked blocks") {
   run_ranks(1, [](auto communicator) {
-    const Run run = train(config_of(1, R"(, "activation_checkpointing": {"profile": false})"), communicator);
-    expect(run.forwards == std::vector<int>(4, 2 * kSteps), "forwards");
+    const BlockRun run =
+        train_blocks(block_config(1, R"(, "activation_checkpointing": {"profile": false})"), communicator);
+    expect(run.forwards == std::vector<int>(4, 2 * kBlockSteps), "forwards");
   });
 }
 
@@ -225,10 +207,10 @@ TEST_CASE("Layers of a Sequential need no mark, and the Sequential is as before 
     run_ranks(1, [&](auto communicator) {
       const auto make = [] { return torch::nn::Sequential(Counted(), torch::nn::Linear(4, 4), Counted()); };
       torch::nn::Sequential plain = make(), model = make();
-      const auto expected = train_sequential(config_of(stage, ""), plain, communicator);
+      const auto expected = train_sequential(block_config(stage, ""), plain, communicator);
       calls_of_counted = 0;
       const auto found =
-          train_sequential(config_of(stage, recomputing(R"("every": 1)")), model, communicator);
+          train_sequential(block_config(stage, recomputing(R"("every": 1)")), model, communicator);
       expect_same(found, expected, "parameters");
       expect(calls_of_counted == 3 * 2 * 2, "forwards of layers");
       expect(model->at<Counted>(0).named_parameters().size() == 2, "at() of a layer");
@@ -240,13 +222,14 @@ TEST_CASE("Layers of a Sequential need no mark, and the Sequential is as before 
 TEST_CASE("A layer of a Sequential that returns no tensor is refused if it is to be recomputed") {
   run_ranks(1, [&](auto communicator) {
     torch::nn::Sequential model{Counted(), Pair(), Joined()};
-    expect_throws([&] { train_sequential(config_of(0, recomputing(R"("every": 1)")), model, communicator); },
-                  "layer 1 of a torch::nn::Sequential returns something else than a tensor",
-                  "a layer that returns two tensors");
+    expect_throws(
+        [&] { train_sequential(block_config(0, recomputing(R"("every": 1)")), model, communicator); },
+        "layer 1 of a torch::nn::Sequential returns something else than a tensor",
+        "a layer that returns two tensors");
     torch::nn::Sequential other{Counted(), Pair(), Joined()}, plain{Counted(), Pair(), Joined()};
     const auto found =
-        train_sequential(config_of(0, recomputing(R"("patterns": ["0", "2"])")), other, communicator);
-    expect_same(found, train_sequential(config_of(0, ""), plain, communicator), "parameters");
+        train_sequential(block_config(0, recomputing(R"("patterns": ["0", "2"])")), other, communicator);
+    expect_same(found, train_sequential(block_config(0, ""), plain, communicator), "parameters");
   });
 }
 
@@ -267,7 +250,7 @@ std::vector<at::Tensor> train_marked(const std::function<at::Tensor(Marked&, int
   fill(model, 8);
   if (prepare) prepare(model);
   Engine engine =
-      make_engine(model, config_of(2, recomputes ? recomputing(R"("every": 1)") : ""), communicator);
+      make_engine(model, block_config(2, recomputes ? recomputing(R"("every": 1)") : ""), communicator);
   for (int step = 0; step < 3; ++step) {
     engine.backward(loss_of(model, step));
     engine.step();
@@ -348,7 +331,7 @@ TEST_CASE("autograd::grad(), double backward and inputs that were overwritten ar
   run_ranks(1, [](auto communicator) {
     Marked model;
     fill(model, 8);
-    Engine engine = make_engine(model, config_of(2, recomputing(R"("every": 1)")), communicator);
+    Engine engine = make_engine(model, block_config(2, recomputing(R"("every": 1)")), communicator);
     at::Tensor x = values({3, 4}, 1).requires_grad_();
     const auto loss = [&] { return recomputable(*model.first, x * 2).sum(); };
     expect_throws([&] { torch::autograd::grad({loss()}, {x}); }, "block first is recomputed in backward",
@@ -368,7 +351,7 @@ TEST_CASE("An error in a recomputation leaves generators, autocast and the engin
   run_ranks(1, [](auto communicator) {
     Marked model;
     fill(model, 8);
-    Engine engine = make_engine(model, config_of(1, recomputing(R"("every": 1)")), communicator);
+    Engine engine = make_engine(model, block_config(1, recomputing(R"("every": 1)")), communicator);
     bool fails = true;
     int calls = 0;
     const auto loss = [&] {
@@ -405,7 +388,7 @@ TEST_CASE("Blocks of a model without an engine, or of one that is gone, run as i
   };
   const at::Tensor expected = gradient();
   run_ranks(1, [&](auto communicator) {
-    Engine engine = make_engine(model, config_of(0, recomputing(R"("every": 1)")), communicator);
+    Engine engine = make_engine(model, block_config(0, recomputing(R"("every": 1)")), communicator);
     CHECK(find_block(*model.first));
   });
   CHECK(!find_block(*model.first));

@@ -1,7 +1,10 @@
 #include "tests/engine/recomputed_model.h"
 
 #include "activations/recomputable.h"
+#include "engine/engine.h"
+#include "engine/gathered_parameters.h"
 #include "tests/engine/net.h"
+#include "tests/support/expectations.h"
 
 namespace zerorun::testing {
 
@@ -45,6 +48,61 @@ at::Tensor BlockModel::loss_of(const at::Tensor& x, const at::Tensor& tokens) {
 
 at::Tensor BlockModel::loss(const at::Tensor& tokens) {
   return loss_of(run_blocks(embedding(tokens)), tokens);
+}
+
+std::string recomputing(const std::string& how) {
+  return how.empty() ? "" : R"(, "zerorun": {"recompute": {)" + how + "}}";
+}
+
+std::string block_config(int stage, const std::string& more, int accumulation, const std::string& limits) {
+  return R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.1, "gradient_accumulation_steps": )" +
+         std::to_string(accumulation) +
+         R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": )" +
+         std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 0)" + limits + "}" + more + "}";
+}
+
+at::Tensor block_tokens(int step, int micro, int rank) {
+  at::Generator generator = at::detail::createCPUGenerator(100 * step + 10 * micro + rank + 1);
+  return at::randint(BlockModel::kVocab, {2, 6}, generator, at::kLong);
+}
+
+BlockRun train_blocks(const std::string& config, std::shared_ptr<Communicator> communicator, double dropout,
+                      bool plain_backward) {
+  torch::manual_seed(5);
+  BlockModel model(4, 16, dropout);
+  InitializeOptions options;
+  options.bucket_numel = 800;
+  Engine engine = make_engine(model, config, communicator, options);
+  BlockRun run;
+  for (int step = 0; step < kBlockSteps; ++step) {
+    if (step == kBlockSteps - 1) communicator->volume().reset();
+    for (int micro = 0; micro < engine.config().batch.gradient_accumulation_steps; ++micro) {
+      const at::Tensor loss = [&] {
+        const AutocastScope autocast = engine.autocast();
+        return model.loss(block_tokens(step, micro, communicator->rank()));
+      }();
+      if (plain_backward) {
+        engine.scale(loss).backward();
+      } else {
+        engine.backward(loss);
+      }
+      engine.step();
+      run.losses.push_back(loss.detach());
+    }
+  }
+  run.gathered = communicator->volume().elements(Collective::all_gather);
+  for (const auto& block : model.blocks) {
+    run.forwards.push_back(block->forwards);
+    run.of_halves += block->of_half;
+  }
+  GatheredParameters whole(engine, model.parameters());
+  run.parameters = copies_of(model);
+  return run;
+}
+
+void expect_same_bits(const BlockRun& found, const BlockRun& expected) {
+  expect_same(found.losses, expected.losses, "losses");
+  expect_same(found.parameters, expected.parameters, "parameters");
 }
 
 }  // namespace zerorun::testing

@@ -1,4 +1,4 @@
-// A small model of marked blocks for the tests of recomputation.
+// A small model of marked blocks for the tests of recomputation, and its training.
 #pragma once
 
 #include <torch/torch.h>
@@ -6,6 +6,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "comm/communicator.h"
 
 namespace zerorun::testing {
 
@@ -35,5 +37,28 @@ struct BlockModel : torch::nn::Module {
   torch::nn::Embedding embedding;
   std::vector<std::shared_ptr<FeedForward>> blocks;
 };
+
+/// The key zerorun.recompute with `how` in it, after a comma; empty if `how` is.
+std::string recomputing(const std::string& how);
+/// A ds_config.json with AdamW and clipping. `more`: further keys, each after a comma. `limits`: likewise, in
+/// zero_optimization.
+std::string block_config(int stage, const std::string& more, int accumulation = 1,
+                         const std::string& limits = "");
+at::Tensor block_tokens(int step, int micro, int rank);
+
+struct BlockRun {
+  std::vector<at::Tensor> losses;
+  std::vector<at::Tensor> parameters;
+  std::vector<int> forwards;  // of each block
+  int of_halves = 0;
+  double gathered = 0;  // elements, in the last step
+};
+
+inline constexpr int kBlockSteps = 3;
+/// Trains a model of four blocks. `plain_backward`: calls loss.backward() instead of engine.backward().
+BlockRun train_blocks(const std::string& config, std::shared_ptr<Communicator> communicator,
+                      double dropout = 0, bool plain_backward = false);
+/// Throws unless losses and parameters have the same bits.
+void expect_same_bits(const BlockRun& found, const BlockRun& expected);
 
 }  // namespace zerorun::testing

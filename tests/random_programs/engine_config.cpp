@@ -69,6 +69,7 @@ std::string config_of(const Setup& setup) {
   text << std::fixed << R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": )"
        << setup.micro_steps << R"(, "gradient_clipping": )" << (setup.clips ? kClipping : 0) << ", ";
   if (setup.source == Source::config) text << optimizer_of(setup) << ", ";
+  if (setup.recomputes) text << R"("zerorun": {"recompute": {"every": 1}}, )";
   text << precision_of(setup) << ", " << zero_of(setup) << "}";
   return text.str();
 }

@@ -152,11 +152,11 @@ class EngineRun {
     if (operation.kind == Kind::evaluate) {
       torch::NoGradGuard no_grad;
       engine().eval();
-      reader_.compare(loss_of(model_->all, uses, operation.data, rank_));
+      reader_.compare(loss_of(*model_, uses, operation.data, rank_));
       engine().train();
       return;
     }
-    at::Tensor loss = loss_of(model_->all, uses, operation.data, rank_);
+    at::Tensor loss = loss_of(*model_, uses, operation.data, rank_);
     const bool poisoned = operation.poison == kEverybody || operation.poison == rank_;
     if (poisoned) loss = loss * std::numeric_limits<float>::infinity();
     reader_.compare(loss);

@@ -73,6 +73,7 @@ void count_features(const Program& program, FeatureCounts& counts) {
   if (setup.marks) features.insert("marks of gradients");
   features.insert("stage " + std::to_string(setup.stage));
   features.insert(std::to_string(setup.ranks) + (setup.ranks == 1 ? " rank" : " ranks"));
+  if (setup.recomputes) features.insert("recomputed blocks");
   if (setup.groups > 1) features.insert("data groups of a larger job");
   static constexpr const char* kInFiles[] = {"", "optimizer states in files", "parameters in files",
                                              "optimizer states and parameters in files"};

@@ -318,6 +318,7 @@ Program generate(uint64_t seed) {
   Program program;
   program.setup = draw_setup(dice, seed / kBlock);
   program.setup.groups = seed % 5 == 3 ? 2 : 1;
+  program.setup.recomputes = seed % 7 < 2;
   const int parameters = dice.between(1, 6);
   for (int i = 0; i < parameters; ++i) program.parameters.push_back(draw_parameter(dice));
   Operations operations(dice, program);

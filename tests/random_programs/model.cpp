@@ -1,6 +1,9 @@
 #include "tests/random_programs/model.h"
 
+#include <algorithm>
 #include <cstring>
+
+#include "activations/recomputable.h"
 
 namespace zerorun::testing {
 namespace {
@@ -53,7 +56,8 @@ at::Tensor numbers(at::IntArrayRef sizes, int64_t data) {
   return tensor;
 }
 
-Model::Model(const Program& program) {
+Model::Model(const Program& program)
+    : block(register_module("block", std::make_shared<torch::nn::Module>())) {
   for (size_t index = 0; index < program.parameters.size(); ++index) {
     const Parameter& parameter = program.parameters[index];
     std::vector<int64_t> sizes(parameter.sizes.begin(), parameter.sizes.end());
@@ -75,6 +79,25 @@ at::Tensor loss_of(const std::vector<at::Tensor>& parameters, const std::vector<
                    int rank) {
   at::Tensor state = input(parameters.front().scalar_type(), data, rank);
   for (int index : uses) state = use(parameters[index], state);
+  return state.to(at::kFloat).square().sum();
+}
+
+at::Tensor loss_of(const Model& model, const std::vector<int>& uses, int data, int rank) {
+  const std::shared_ptr<const Block> marked = find_block(*model.block);
+  const bool repeats_first = std::count(uses.begin(), uses.end(), uses.front()) > 1;
+  if (!marked || repeats_first) return loss_of(model.all, uses, data, rank);
+  at::Tensor state = use(model.all[uses.front()], input(model.all.front().scalar_type(), data, rank));
+  Tensors parameters;
+  for (size_t index = 1; index < uses.size(); ++index) parameters.push_back(model.all[uses[index]]);
+  const auto block = std::make_shared<const Block>(
+      Block{.name = marked->name, .recomputation = marked->recomputation, .parameters = parameters});
+  const auto run = [parameters](const Tensors& inputs) {
+    at::Tensor inner = inputs[0];
+    for (const at::Tensor& parameter : parameters) inner = use(parameter, inner);
+    return Tensors{inner};
+  };
+  // What requires no grad yet would let the block's own parameters begin the graph, as in plain LibTorch.
+  state = state.requires_grad() ? run_block(block, run, {state})[0] : run({state})[0];
   return state.to(at::kFloat).square().sum();
 }
 

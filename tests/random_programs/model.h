@@ -4,6 +4,7 @@
 
 #include <torch/torch.h>
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -24,12 +25,15 @@ at::Tensor numbers(at::IntArrayRef sizes, int64_t data);
 class Model : public torch::nn::Module {
  public:
   explicit Model(const Program& program);
-  std::vector<at::Tensor> all;  // in the program's order
+  std::vector<at::Tensor> all;               // in the program's order
+  std::shared_ptr<torch::nn::Module> block;  // marks a block for recomputation; has no parameters
 };
 
 /// The loss of `rank` for the input number `data`. It uses the parameters `uses` in this order.
 at::Tensor loss_of(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data,
                    int rank);
+/// The same loss, of which an engine may recompute all uses but the first.
+at::Tensor loss_of(const Model& model, const std::vector<int>& uses, int data, int rank);
 /// The same loss, but its backward throws Thrown after about half of the uses.
 at::Tensor loss_that_fails(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data,
                            int rank);

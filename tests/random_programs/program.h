@@ -35,8 +35,9 @@ struct Setup {
   Source source = Source::config;
   bool marks = false;  // InitializeOptions::marks_gradients
   Rule rule = Rule::sgd;
-  bool decay = false;   // weight decay
-  int micro_steps = 1;  // gradient_accumulation_steps
+  bool decay = false;       // weight decay
+  int micro_steps = 1;      // gradient_accumulation_steps
+  bool recomputes = false;  // the model's blocks, in backward
   bool clips = false;
   bool overlap = true;
   int bucket_numel = 64;

@@ -57,6 +57,7 @@ void visit(Setup& setup, Visitor&& visitor) {
   visitor.name("place", setup.place, kPlaceNames);
   visitor.number("ranks", setup.ranks);
   visitor.number("groups", setup.groups);
+  visitor.number("recomputes", setup.recomputes);
   visitor.number("stage", setup.stage);
   visitor.name("precision", setup.precision, kPrecisionNames);
   visitor.name("communication", setup.communication, kPrecisionNames);

@@ -80,6 +80,7 @@ void add_setup(std::vector<Change>& changes, const Setup& setup) {
   if (setup.place == Place::shared_memory_processes)
     changes.push_back(set_up(&Setup::place, Place::sharing_threads));
   changes.push_back(set_up(&Setup::groups, 1));
+  changes.push_back(set_up(&Setup::recomputes, false));
   for (int ranks = 1; ranks < setup.ranks; ++ranks) changes.push_back(set_up(&Setup::ranks, ranks));
   for (int stage = 0; stage < setup.stage; ++stage) changes.push_back(set_up(&Setup::stage, stage));
   changes.push_back([](Program& program) {

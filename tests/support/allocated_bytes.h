@@ -4,6 +4,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 
@@ -17,12 +18,18 @@ class AllocatedBytes {
 
   /// Allocated and not freed.
   int64_t now() const { return reports_->bytes; }
+  /// The largest value of now() so far.
+  int64_t peak() const { return reports_->peak; }
 
  private:
   struct Reports : c10::MemoryReportingInfoBase {
-    void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override { bytes += size; }
+    void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
+      bytes += size;
+      peak = std::max(peak, bytes);
+    }
     bool memoryProfilingEnabled() const override { return true; }
     int64_t bytes = 0;
+    int64_t peak = 0;
   };
   std::shared_ptr<Reports> reports_;
   c10::DebugInfoGuard guard_;

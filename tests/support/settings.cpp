@@ -43,13 +43,11 @@ void shuffle(std::vector<std::vector<int>>& all) {
   for (size_t end = all.size(); end > 1; --end) std::swap(all[end - 1], all[random() % end]);
 }
 
-}  // namespace
-
-bool tries_all() {
-  return std::getenv("ZERORUN_TEST_ALL") != nullptr;
+bool has(const char* variable) {
+  return std::getenv(variable) != nullptr;
 }
 
-std::vector<std::vector<int>> chosen_settings(const std::vector<int>& sizes) {
+std::vector<std::vector<int>> covering_settings(const std::vector<int>& sizes) {
   std::vector<std::vector<int>> all = all_settings(sizes);
   if (sizes.size() < 2 || tries_all()) return all;
   // In the order of all_settings() most choices of a long axis would meet the same few choices of all other
@@ -68,6 +66,28 @@ std::vector<std::vector<int>> chosen_settings(const std::vector<int>& sizes) {
     }
   }
   return chosen;
+}
+
+// The program runs once with and once without shared memory, which is one more axis: this run has one of its
+// choices.
+std::vector<std::vector<int>> settings_of_this_run(std::vector<int> sizes) {
+  const int own = has("ZERORUN_TEST_SHARED_MEMORY") ? 1 : 0;
+  sizes.push_back(2);
+  std::vector<std::vector<int>> chosen = covering_settings(sizes);
+  std::erase_if(chosen, [&](const std::vector<int>& setting) { return setting.back() != own; });
+  for (std::vector<int>& setting : chosen) setting.pop_back();
+  return chosen;
+}
+
+}  // namespace
+
+bool tries_all() {
+  return has("ZERORUN_TEST_ALL");
+}
+
+std::vector<std::vector<int>> chosen_settings(const std::vector<int>& sizes) {
+  return has("ZERORUN_TEST_BOTH_TRANSPORTS") && !tries_all() ? settings_of_this_run(sizes)
+                                                             : covering_settings(sizes);
 }
 
 }  // namespace zerorun::testing

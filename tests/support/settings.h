@@ -12,7 +12,9 @@ bool tries_all();
 
 /// Combinations of one choice from each axis; axis i has choices 0 to sizes[i] - 1. In each pair of axes
 /// every choice of one occurs with every choice of the other. The function returns few such combinations,
-/// always the same, or all of them if tries_all().
+/// always the same, or all of them if tries_all(). If the environment has ZERORUN_TEST_BOTH_TRANSPORTS, the
+/// program runs twice, with ZERORUN_TEST_SHARED_MEMORY and without: then the two runs are one more axis, and
+/// each has its own settings.
 std::vector<std::vector<int>> chosen_settings(const std::vector<int>& sizes);
 
 /// The same for a structured binding: for (const auto [stage, ranks, overlap] : settings(4, 3, 2))

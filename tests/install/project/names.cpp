@@ -222,6 +222,40 @@ void use_tensor_parallel(const std::shared_ptr<zerorun::Communicator>& communica
   expect(loss.item<double>() > 1.38, "log 4");
 }
 
+void use_recomputation(const std::shared_ptr<zerorun::Communicator>& communicator) {
+  struct Scale : torch::nn::Module {
+    at::Tensor weight = register_parameter("weight", at::ones({3}));
+    at::Tensor forward(const at::Tensor& x) { return x * weight; }
+  };
+  struct Twice : torch::nn::Module {
+    std::shared_ptr<Scale> scale = register_module("scale", std::make_shared<Scale>());
+  };
+  Twice model;
+  zerorun::InitializeOptions options{.communicator = communicator};
+  const zerorun::Config config = zerorun::parse_config(
+      R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"},
+          "zerorun": {"recompute": {"every": 1}}})",
+      "one", 1);
+  zerorun::Engine engine = zerorun::initialize(model, config, options);
+  int calls = 0;
+  const at::Tensor loss = [&] {
+    const zerorun::AutocastScope autocast = engine.autocast();
+    const at::Tensor x = zerorun::recomputable(*model.scale, at::ones({3}));
+    return zerorun::recomputable(
+               *model.scale, [&](const at::Tensor& given) { return ++calls, model.scale->forward(given); }, x)
+        .sum();
+  }();
+  engine.backward(loss);
+  engine.step();
+  expect(calls == 2, "a block runs twice");
+  const at::Tensor labels = at::zeros({1}, at::kLong);
+  const zerorun::LinearCrossEntropyOptions in_parts{.tokens = 1};
+  expect(
+      zerorun::linear_cross_entropy(at::ones({1, 2}), at::ones({4, 2}), labels, {}, in_parts).item<double>() >
+          1.38,
+      "log 4");
+}
+
 void use_pipeline(const std::shared_ptr<zerorun::Communicator>& communicator) {
   struct Scale : torch::nn::Module {
     at::Tensor weight = register_parameter("weight", at::ones({3}));
@@ -280,6 +314,7 @@ int main(int count, char** arguments) {
     use_optimizers(communicator);
     use_deferred_init();
     use_tensor_parallel(communicator);
+    use_recomputation(communicator);
     use_pipeline(communicator);
     use_program();
     std::puts("every public name works");

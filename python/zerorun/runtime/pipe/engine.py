@@ -23,6 +23,8 @@ class PipelineEngine(Engine):
     def __init__(self, model, text, origin, mesh=None, **more):
         super().__init__(model, text, origin, mesh=_sizes_of(model, mesh, text, origin), **more)
         model.drop_other_stages()
+        if self._config["recomputed_group"]:  # the config's pipeline.activation_checkpoint_interval
+            model.set_checkpoint_interval(self._config["recomputed_group"])
         self.grid = self.mpu = model.mpu()
         self.num_stages, self.stage_id = model.num_stages, model.stage_id
         self.prev_stage, self.next_stage = self.stage_id - 1, self.stage_id + 1

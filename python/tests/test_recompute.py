@@ -1,0 +1,115 @@
+"""zerorun.recompute for Python modules, and torch_autocast: the bits of a run without recomputation, and plain torch's losses."""
+
+import pytest
+import torch
+import zerorun
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 6)
+        self.forwards = 0
+
+    def forward(self, x, *, scale=1.0):
+        self.forwards += 1
+        return x + torch.nn.functional.dropout(torch.tanh(self.linear(x)), 0.2, self.training) * scale
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(4))
+        self.head = torch.nn.Linear(6, 1)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x, scale=0.5)
+        return self.head(x).square().mean()
+
+
+def config(stage, **more):
+    return {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "gradient_clipping": 0,
+            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}, **more}
+
+
+def train(settings, steps=3):
+    torch.manual_seed(3)
+    model = Model()
+    engine, *_ = zerorun.initialize(model=model, config=settings)
+    losses = []
+    for step in range(steps):
+        loss = engine(torch.full((3, 6), 0.1 * (step + 1)))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    forwards = [layer.forwards for layer in model.layers]
+    engine.destroy()
+    return losses, forwards, model
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("recompute, twice", [({"every": 1}, [1, 1, 1, 1]), ({"every": 2}, [1, 0, 1, 0]),
+                                              ({"patterns": ["layers.1"]}, [0, 1, 0, 0]),
+                                              ({"patterns": ["layers.*.linear"]}, [0, 0, 0, 0])])
+def test_same_bits(stage, recompute, twice):
+    losses, forwards, model = train(config(stage, zerorun={"recompute": recompute}))
+    assert losses == train(config(stage))[0]
+    assert forwards == [3 + 3 * again for again in twice]
+    assert "forward" not in model.layers[0].__dict__  # the engine is gone
+
+
+def test_activation_checkpointing_leaves_modules_as_they_are():
+    losses, forwards, _ = train(config(1, activation_checkpointing={"profile": False}))
+    assert forwards == [3] * 4
+
+
+@pytest.mark.parametrize("recompute, text", [({"patterns": ["layer.*"]}, "'layer.*' names no module"), ({"budget": "1G"}, "expected \"every\" or \"patterns\"")])
+def test_refusals(recompute, text):
+    with pytest.raises(zerorun.UserError, match=text.replace("*", r"\*")):
+        train(config(1, zerorun={"recompute": recompute}))
+
+
+def plain(steps=3):
+    torch.manual_seed(3)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.full((3, 6), 0.1 * (step + 1)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("recompute", [None, {"every": 1}])
+def test_autocast_equals_plain_torchs(stage, recompute):
+    more = {"zerorun": {"recompute": recompute}} if recompute else {}
+    assert train(config(stage, torch_autocast={"enabled": True, "dtype": "bfloat16"}, **more))[0] == pytest.approx(plain(), rel=1e-6)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_loss_without_all_logits(stage):
+    """Beside torch's own functions."""
+    torch.manual_seed(5)
+    x, labels = torch.randn(2, 5, 6), torch.arange(10).view(2, 5).remainder(8)
+    labels[0, 0] = -100
+    plain, model = (torch.nn.Linear(6, 8) for _ in range(2))
+    model.load_state_dict(plain.state_dict())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    engine, *_ = zerorun.initialize(model=model, config=config(stage))
+    for _ in range(3):
+        optimizer.zero_grad()
+        expected = torch.nn.functional.cross_entropy(plain(x).view(-1, 8), labels.view(-1))
+        expected.backward()
+        optimizer.step()
+        loss = zerorun.linear_cross_entropy(x, model.weight, labels, model.bias, tokens=3)
+        engine.backward(loss)
+        engine.step()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    with pytest.raises(zerorun.UserError, match="expected x of sizes"):
+        zerorun.linear_cross_entropy(x, model.weight, labels.view(-1))
