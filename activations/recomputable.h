@@ -63,8 +63,6 @@ decltype(auto) call(Function& function, const Tensors& inputs, std::index_sequen
 
 template <typename Input>
 concept TensorInput = std::convertible_to<const Input&, at::Tensor>;
-template <typename Input>
-using Given = const at::Tensor&;
 
 }  // namespace detail
 
@@ -75,7 +73,8 @@ using Given = const at::Tensor&;
 template <typename Function, detail::TensorInput... Inputs>
 requires(!detail::TensorInput<Function>) auto recomputable(const torch::nn::Module& module, Function function,
                                                            const Inputs&... inputs) {
-  using Result = std::decay_t<std::invoke_result_t<Function&, detail::Given<Inputs>...>>;
+  using Result =
+      std::decay_t<std::invoke_result_t<Function&, std::conditional_t<true, const at::Tensor&, Inputs>...>>;
   const std::shared_ptr<const Block> block = find_block(module);
   if (!block) return Result(function(inputs...));
   const BlockFunction run = [function](const Tensors& given) mutable {

@@ -56,7 +56,7 @@ RecomputeConfig resolve_recompute(const Resolution& resolution) {
     if (const auto text = settings.get<std::string>(budget_key)) {
       config.budget = bytes_of(*text);
       if (!config.budget)
-        resolution.report(budget_key, "a number of bytes", "\"" + *text + "\"",
+        resolution.report(budget_key, "a number of bytes", in_quotes(*text),
                           std::string(row_of(budget_key).advice));
     }
   } else if (settings.find("activation_checkpointing")) {
