@@ -103,16 +103,17 @@ bool wait(std::unique_lock<std::mutex>& lock, const Clique& clique, const Condit
   return condition();
 }
 
-}  // namespace zerorun::testing::moving
-
-// Never freed, as threads of NCCL may have it.
-struct ncclComm {
-  std::shared_ptr<zerorun::testing::moving::Clique> clique;
+// What an ncclComm_t of this NCCL points to.
+struct Member {
+  std::shared_ptr<Clique> clique;
   int rank = 0;
   uint64_t collectives = 0;
 };
+std::deque<Member> members;  // never freed, as threads of NCCL may have one
 
-namespace zerorun::testing::moving {
+Member* member_of(ncclComm_t comm) {
+  return reinterpret_cast<Member*>(comm);
+}
 
 ncclResult_t in_order(const std::function<ncclResult_t()>& launch) {
   if (group_depth == 0) return launch();
@@ -120,9 +121,9 @@ ncclResult_t in_order(const std::function<ncclResult_t()>& launch) {
   return ncclSuccess;
 }
 
-ncclResult_t collect(ncclComm_t comm, const Part& part) {
+ncclResult_t collect(ncclComm_t to, const Part& part) {
   if (part.width == 0) return ncclInvalidArgument;
-  return in_order([comm, part] {
+  return in_order([comm = member_of(to), part] {
     std::unique_lock lock(mutex);
     Clique& clique = *comm->clique;
     launches[current_gpu()].push_back({clique.number, part.what, part.count * part.width});
@@ -143,10 +144,11 @@ ncclResult_t collect(ncclComm_t comm, const Part& part) {
 
 ncclResult_t end(ncclComm_t comm) {
   const std::lock_guard lock(mutex);
-  comm->clique->aborted = true;
+  member_of(comm)->clique->aborted = true;
   changed.notify_all();
   return ncclSuccess;
 }
+
 }  // namespace zerorun::testing::moving
 
 namespace zerorun::testing {
@@ -186,15 +188,14 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   uint64_t number = 0;
   std::memcpy(&number, id.internal, sizeof number);
   std::unique_lock lock(moving::mutex);
-  std::shared_ptr<moving::Clique>& clique = moving::cliques[number];
-  if (!clique)
-    clique =
-        std::make_shared<moving::Clique>(moving::Clique{.number = static_cast<int>(number), .size = size});
-  *comm = new ncclComm{.clique = clique, .rank = rank};
+  std::shared_ptr<moving::Clique>& entry = moving::cliques[number];
+  if (!entry) entry.reset(new moving::Clique{.number = static_cast<int>(number), .size = size});
+  const std::shared_ptr<moving::Clique> clique = entry;
+  *comm = reinterpret_cast<ncclComm_t>(&moving::members.emplace_back(moving::Member{clique, rank}));
   ++clique->joined;
   moving::changed.notify_all();
-  return moving::wait(lock, *clique, [&] { return (*comm)->clique->joined == size; }) ? ncclSuccess
-                                                                                      : ncclInternalError;
+  return moving::wait(lock, *clique, [&] { return clique->joined == size; }) ? ncclSuccess
+                                                                             : ncclInternalError;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* state) {
   *state = ncclSuccess;
@@ -221,9 +222,9 @@ ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int o
   const size_t bytes = count * moving::width_of(type);
   return moving::in_order([=] {
     const std::lock_guard lock(moving::mutex);
-    moving::Clique& clique = *comm->clique;
+    moving::Clique& clique = *moving::member_of(comm)->clique;
     moving::launches[moving::current_gpu()].push_back({clique.number, "send", bytes});
-    clique.mail[{comm->rank, other}].emplace_back(static_cast<const char*>(from), bytes);
+    clique.mail[{moving::member_of(comm)->rank, other}].emplace_back(static_cast<const char*>(from), bytes);
     moving::changed.notify_all();
     return ncclSuccess;
   });
@@ -232,9 +233,9 @@ ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int other, nc
   const size_t bytes = count * moving::width_of(type);
   return moving::in_order([=] {
     std::unique_lock lock(moving::mutex);
-    moving::Clique& clique = *comm->clique;
+    moving::Clique& clique = *moving::member_of(comm)->clique;
     moving::launches[moving::current_gpu()].push_back({clique.number, "receive", bytes});
-    std::deque<std::string>& mail = clique.mail[{other, comm->rank}];
+    std::deque<std::string>& mail = clique.mail[{other, moving::member_of(comm)->rank}];
     if (!moving::wait(lock, clique, [&] { return !mail.empty(); })) return ncclInternalError;
     if (mail.front().size() != bytes) return ncclInvalidArgument;
     std::memcpy(to, mail.front().data(), bytes);
