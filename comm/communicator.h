@@ -139,10 +139,11 @@ class Communicator {
   /// messages are those of the whole job. A collective. Throws UserError if `groups` is no such partition.
   std::shared_ptr<Communicator> split(const std::vector<RankGroup>& groups);
 
-  /// Tells all ranks of the job that this rank cannot go on, and why. Over shared memory their waits then end
-  /// with a CommError that has this text. Over Gloo they end at their deadline, or when this rank's process
-  /// ends, and have the text if they were for this rank. Any of the job's communicators may be called. Never
-  /// throws.
+  /// Tells all ranks of the job that this rank cannot go on, and why. Their waits on the CPU, in all groups,
+  /// then end with a CommError that has the text of the first announcement: within half a second, over Gloo
+  /// within a second or two (more with hundreds of ranks). Over Gloo rank 0 returns, or throws that error, a
+  /// second later than others: the store that has the text ends with it. Any of the job's communicators may
+  /// be called. Never throws.
   virtual void announce_failure(const std::string& /*error*/) noexcept {}
 
   /// Opens a board on which ranks post short texts outside of collectives (comm/notices.h). All ranks must

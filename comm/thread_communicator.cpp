@@ -346,6 +346,21 @@ class ThreadCommunicator : public Communicator {
   std::array<int64_t, kCollectiveKinds> next_{};
 };
 
+// One rank of a job whose other ranks may be processes.
+class LoneCommunicator : public ThreadCommunicator {
+ public:
+  LoneCommunicator(RankGroup group, std::chrono::milliseconds timeout,
+                   std::function<void(const std::string& error)> announce_failure)
+      : ThreadCommunicator(std::make_shared<ThreadGroup>(group.ranks, std::make_shared<Announcement>()), 0,
+                           group, timeout, false),
+        announce_failure_(std::move(announce_failure)) {}
+
+  void announce_failure(const std::string& error) noexcept override { announce_failure_(error); }
+
+ private:
+  std::function<void(const std::string& error)> announce_failure_;
+};
+
 }  // namespace
 
 std::vector<std::shared_ptr<Communicator>> make_thread_communicators(int world_size,
@@ -362,9 +377,10 @@ std::vector<std::shared_ptr<Communicator>> make_thread_communicators(int world_s
   return communicators;
 }
 
-std::shared_ptr<Communicator> make_lone_communicator(RankGroup group, std::chrono::milliseconds timeout) {
-  auto alone = std::make_shared<ThreadGroup>(group.ranks, std::make_shared<Announcement>());
-  return std::make_shared<ThreadCommunicator>(std::move(alone), 0, std::move(group), timeout, false);
+std::shared_ptr<Communicator> make_lone_communicator(
+    RankGroup group, std::chrono::milliseconds timeout,
+    std::function<void(const std::string& error)> announce_failure) {
+  return std::make_shared<LoneCommunicator>(std::move(group), timeout, std::move(announce_failure));
 }
 
 }  // namespace zerorun

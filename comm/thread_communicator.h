@@ -4,7 +4,9 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -15,7 +17,9 @@ namespace zerorun {
 std::vector<std::shared_ptr<Communicator>> make_thread_communicators(
     int world_size, std::chrono::milliseconds timeout = std::chrono::minutes(10), bool shares_memory = false);
 
-/// The communicator of a group that is one rank.
-std::shared_ptr<Communicator> make_lone_communicator(RankGroup group, std::chrono::milliseconds timeout);
+/// The communicator of a group that is one rank. `announce_failure` does that for the job.
+std::shared_ptr<Communicator> make_lone_communicator(
+    RankGroup group, std::chrono::milliseconds timeout,
+    std::function<void(const std::string& error)> announce_failure);
 
 }  // namespace zerorun

@@ -32,6 +32,14 @@ struct CheckedConfig {
 CheckedConfig check_config(std::string_view text, const std::string& origin,
                            const CheckOptions& options = {});
 
+/// The ranks along two axes of the mesh, as far as the file names them: by zerorun.mesh, else by DeepSpeed's
+/// keys. load_config() refuses a file that names other numbers in both.
+struct NamedRanks {
+  std::optional<int> tensor;
+  std::optional<int> pipeline;
+};
+NamedRanks named_ranks(const Settings& settings);
+
 /// The text of `file`, or of standard input if it is "-". Throws UserError if it cannot be read or holds more
 /// than 16 MiB.
 std::string read_config_file(const std::filesystem::path& file);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "config/check.h"
 #include "config/sections.h"
 
 namespace zerorun::config {
@@ -14,35 +15,48 @@ namespace {
 
 using Sizes = std::optional<MeshSizes>;
 
+// An axis, with the key with which DeepSpeed's configurations give its size: 0 and 1 mean the same there.
+struct Axis {
+  std::string_view name;
+  std::string_view key;
+  std::string_view deepspeeds;
+};
+constexpr Axis kTensor{"tensor", "zerorun.mesh.tensor", "tensor_parallel.autotp_size"};
+constexpr Axis kPipeline{"pipeline", "zerorun.mesh.pipeline", "pipeline.stages"};
+
+std::optional<int> size_at(const Settings& settings, std::string_view key) {
+  if (!settings.given(key) || settings.undecided(key)) return std::nullopt;
+  const auto size = settings.get<int64_t>(key);
+  if (!size) return std::nullopt;
+  return static_cast<int>(std::clamp<int64_t>(*size, 1, std::numeric_limits<int>::max()));
+}
+
+std::optional<int> named_size(const Settings& settings, const Axis& axis) {
+  const auto own = size_at(settings, axis.key);
+  return own ? own : size_at(settings, axis.deepspeeds);
+}
+
 // "zerorun.mesh" if the file has it.
 Sizes read_section(const Settings& settings) {
   const Setting* section = settings.find("zerorun.mesh");
   if (!section || section->source == Source::refused) return std::nullopt;
-  MeshSizes sizes;
-  const auto read = [&](std::string_view path, int& size) {
-    if (settings.undecided(path)) return;
-    if (const auto value = settings.get<int64_t>(path))
-      size = static_cast<int>(std::min<int64_t>(*value, std::numeric_limits<int>::max()));
-  };
-  read("zerorun.mesh.data", sizes.data);
-  read("zerorun.mesh.tensor", sizes.tensor);
-  read("zerorun.mesh.pipeline", sizes.pipeline);
+  MeshSizes sizes{.data = size_at(settings, "zerorun.mesh.data").value_or(MeshSizes().data)};
+  sizes.tensor = size_at(settings, kTensor.key).value_or(1);
+  sizes.pipeline = size_at(settings, kPipeline.key).value_or(1);
   return sizes;
 }
 
-// `other`: a key with which DeepSpeed's configurations give the size of an axis. 0 and 1 mean the same.
-void check_same_size(const Resolution& resolution, const std::string& axis, int size,
-                     std::string_view other) {
+void check_same_size(const Resolution& resolution, const Axis& axis, int size) {
   const Settings& settings = resolution.settings;
-  if (!settings.given(other) || settings.undecided(other)) return;
-  const auto found = settings.get<int64_t>(other);
-  if (!found || std::max<int64_t>(*found, 1) == size) return;
-  const std::string key = "zerorun.mesh." + axis;
-  const bool is_key = settings.given(key);
-  resolution.report(
-      is_key ? std::string_view(key) : other, std::string(other) + " = " + std::to_string(*found),
-      std::to_string(size) + " " + axis + (size == 1 ? " rank" : " ranks") + (is_key ? "" : " in the mesh"),
-      "write the same size in both, or leave one of them out");
+  const auto found = size_at(settings, axis.deepspeeds);
+  if (!found || *found == size) return;
+  const bool is_key = settings.given(axis.key);
+  resolution.report(is_key ? axis.key : axis.deepspeeds,
+                    std::string(axis.deepspeeds) + " = " +
+                        std::to_string(settings.get<int64_t>(axis.deepspeeds).value_or(*found)),
+                    std::to_string(size) + " " + std::string(axis.name) + (size == 1 ? " rank" : " ranks") +
+                        (is_key ? "" : " in the mesh"),
+                    "write the same size in both, or leave one of them out");
 }
 
 Sizes resolve_section(const Resolution& resolution, const MeshSizes& section, int world_size,
@@ -70,19 +84,18 @@ Sizes resolve_section(const Resolution& resolution, const MeshSizes& section, in
 Sizes read_deepspeeds(const Resolution& resolution, std::optional<int> world_size) {
   int64_t divided = world_size.value_or(0);
   bool fits = true;
-  const auto read = [&](std::string_view key) {
-    if (resolution.settings.undecided(key)) return 1;
-    const int64_t size = std::max<int64_t>(resolution.settings.get<int64_t>(key).value_or(1), 1);
+  const auto read = [&](const Axis& axis) {
+    const int size = size_at(resolution.settings, axis.deepspeeds).value_or(1);
     if (world_size && divided % size != 0) {
-      resolution.report(key, "a divisor of the number of ranks, " + std::to_string(divided),
+      resolution.report(axis.deepspeeds, "a divisor of the number of ranks, " + std::to_string(divided),
                         std::to_string(size), "change this size, or the number of ranks");
       fits = false;
       return 1;
     }
     divided /= size;
-    return static_cast<int>(std::min<int64_t>(size, std::numeric_limits<int>::max()));
+    return size;
   };
-  const MeshSizes sizes{.tensor = read("tensor_parallel.autotp_size"), .pipeline = read("pipeline.stages")};
+  const MeshSizes sizes{.tensor = read(kTensor), .pipeline = read(kPipeline)};
   return sizes == MeshSizes() || !fits ? Sizes() : sizes;
 }
 
@@ -95,11 +108,15 @@ Sizes resolve_mesh(const Resolution& resolution, std::optional<int> world_size, 
     if (world_size) resolution.settings.derive("zerorun.mesh.data", int64_t{*world_size});
     return std::nullopt;
   }
-  check_same_size(resolution, "tensor", sizes->tensor, "tensor_parallel.autotp_size");
-  check_same_size(resolution, "pipeline", sizes->pipeline, "pipeline.stages");
+  check_same_size(resolution, kTensor, sizes->tensor);
+  check_same_size(resolution, kPipeline, sizes->pipeline);
   if (!world_size) return sizes;
   return section ? resolve_section(resolution, *section, *world_size, of_program)
                  : sizes->resolved(*world_size);
+}
+
+NamedRanks named_ranks(const Settings& settings) {
+  return {.tensor = named_size(settings, kTensor), .pipeline = named_size(settings, kPipeline)};
 }
 
 PipelineConfig resolve_pipeline(const Resolution& resolution) {

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
+#include "base/broken_pipes.h"
 #include "base/error.h"
 #include "base/fnv1a.h"
 #include "base/process.h"
@@ -47,6 +48,7 @@ using GlooOptions = c10::intrusive_ptr<c10d::ProcessGroupGloo::Options>;
 // Connects the ranks of a group. `store`: the part of the job's store that the group uses.
 Gloo connect_group(const StorePointer& store, int rank, int world_size, const GlooOptions& options,
                    const Deadline& deadline) {
+  const NoBrokenPipes no_signal;
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store->part("gloo")->for_c10d(deadline), rank,
                                                      world_size, options);
 }
@@ -65,7 +67,8 @@ class GlooCommunicator : public Communicator {
  public:
   /// `ranks`: those of `group`; their name is empty if they are all ranks of the job.
   GlooCommunicator(Gloo group, RankGroup ranks, const StorePointer& store,
-                   std::shared_ptr<FailureNotes> failures, std::chrono::milliseconds timeout)
+                   std::shared_ptr<FailureNotes> failures, std::shared_ptr<FailureWatch> announcements,
+                   std::chrono::milliseconds timeout)
       : Communicator(group->getRank(), group->getSize(), timeout), store_(store) {
     const int own = ranks.ranks[static_cast<size_t>(group->getRank())];
     auto order = kept_by_forks(std::make_shared<OrderWatch>(store, group->getRank(), ranks.ranks));
@@ -74,13 +77,14 @@ class GlooCommunicator : public Communicator {
                                                       .timeout = timeout,
                                                       .wait_board = WaitBoard(store, own),
                                                       .order = std::move(order),
-                                                      .failures = std::move(failures)});
+                                                      .failures = std::move(failures),
+                                                      .announcements = std::move(announcements)});
     messages_ = kept_by_forks(std::make_shared<GlooMessages>(links_));
     if (!ranks.name.empty()) set_group(std::move(ranks));
   }
 
   void announce_failure(const std::string& error) noexcept override {
-    links_->failures->post(rank_in_job(rank()), error);
+    links_->announcements->announce(error);
   }
 
   std::unique_ptr<Notices> open_notices() override { return make_notices(store_, boards_++); }
@@ -125,7 +129,11 @@ class GlooCommunicator : public Communicator {
     const std::string name = "group" + std::to_string(splits_++) + "-" + std::to_string(own);
     links_->failures->open();
     const std::vector<int>& ranks = groups[own].ranks;
-    if (ranks.size() == 1) return make_lone_communicator(std::move(group), timeout());
+    if (ranks.size() == 1)
+      return make_lone_communicator(std::move(group), timeout(),
+                                    [announcements = links_->announcements](const std::string& error) {
+                                      announcements->announce(error);
+                                    });
     const auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
     const StorePointer part = store_->part(name);
     const Deadline deadline(timeout());
@@ -135,7 +143,7 @@ class GlooCommunicator : public Communicator {
     try {
       Gloo connected = connect_group(part, place, static_cast<int>(ranks.size()), options, deadline);
       return std::make_shared<GlooCommunicator>(std::move(connected), std::move(group), part,
-                                                links_->failures, timeout());
+                                                links_->failures, links_->announcements, timeout());
     } catch (const std::exception& error) {
       throw CommError("rank " + std::to_string(rank_in_job(rank())) + " could not connect to the " +
                       describe(group) + ": " + first_line(error.what()));
@@ -166,6 +174,7 @@ std::string address_for_other_hosts(const Environment& environment, const JobSto
 }
 
 std::shared_ptr<::gloo::transport::Device> choose_device(const std::string& address) {
+  const NoBrokenPipes no_signal;  // in Gloo's thread, which starts here
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
     return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
   }
@@ -185,9 +194,11 @@ std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environm
     Gloo group = connect_group(store, environment.rank, environment.world_size, options, deadline);
     RankGroup ranks;
     for (int rank = 0; rank < environment.world_size; ++rank) ranks.ranks.push_back(rank);
-    return std::make_shared<GlooCommunicator>(std::move(group), std::move(ranks), store,
-                                              std::make_shared<FailureNotes>(store->part("failures")),
-                                              environment.timeout);
+    const StorePointer failures = store->part("failures");
+    return std::make_shared<GlooCommunicator>(
+        std::move(group), std::move(ranks), store, std::make_shared<FailureNotes>(failures),
+        kept_by_forks(std::make_shared<FailureWatch>(failures, environment.rank, environment.world_size)),
+        environment.timeout);
   } catch (const std::exception& error) {
     throw CommError("rank " + std::to_string(environment.rank) + " could not connect to the other ranks: " +
                     first_line(error.what()) + " (GLOO_SOCKET_IFNAME names the network interface to use)");

@@ -121,6 +121,7 @@ class GlooMessages::Outbox {
 
   // Returns why the connection to the receiver is lost; empty if there is room now.
   std::string await_room(int64_t bytes, const Deadline& deadline) {
+    const FailureWatch::Wait for_announcements(*messages_.links_->announcements, [this] { give_up(); });
     std::unique_lock lock(mutex_);
     const bool ended = changed_.wait_until(
         lock, deadline.end(), [&] { return !failure_.empty() || has_room(sent_.size(), bytes_, bytes); });
@@ -160,6 +161,13 @@ class GlooMessages::Outbox {
     at::Tensor copy;
     Transfers transfers;
   };
+
+  // Makes await_room() end.
+  void give_up() {
+    std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = "stopped";
+    changed_.notify_all();
+  }
 
   void run() {
     std::unique_lock lock(mutex_);
@@ -246,6 +254,7 @@ class GlooMessages::Receipt : public Work {
 
   std::string failure_of(const Deadline& deadline) {
     const Waiting waiting(*this);
+    const FailureWatch::Wait for_announcements(*messages_->links_->announcements, [this] { stop(); });
     messages_->check();
     if (std::string failure = transfers_.their_header.await(deadline.remaining()); !failure.empty())
       return failure;
@@ -272,7 +281,7 @@ GlooMessages::GlooMessages(std::shared_ptr<GlooLinks> links)
     : links_(std::move(links)), outboxes_(links_->ranks.size()) {}
 
 GlooMessages::~GlooMessages() {
-  const Deadline deadline(links_->wait_board.broken() ? milliseconds(0) : kPatienceWithSent);
+  const Deadline deadline(links_->broken() ? milliseconds(0) : kPatienceWithSent);
   for (const auto& outbox : outboxes_) {
     if (outbox) outbox->close(deadline);
   }
@@ -296,6 +305,7 @@ std::shared_ptr<Work> GlooMessages::receive(MessageCall call) {
 
 void GlooMessages::check() const {
   if (const std::string error = links_->disagreement.get(); !error.empty()) throw CommError(error);
+  if (!links_->announcements->announced().empty()) throw CommError(links_->announcements->find());
 }
 
 // Called by the thread of an outbox.
@@ -313,6 +323,7 @@ void GlooMessages::fail(const MessageCall& call, const std::string& failure) con
   const int other = links_->ranks[static_cast<size_t>(call.other())];
   const std::string what = describe(call, links_->ranks);
   std::string error = links_->disagreement.get();
+  if (error.empty()) error = links_->announcements->find();
   bool has_cause = !error.empty();
   if (error.empty()) {
     error = is_timeout(failure) ? missed_deadline(call, links_->ranks, links_->timeout)

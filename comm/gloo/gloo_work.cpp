@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/broken_pipes.h"
 #include "base/error.h"
 #include "comm/rank_order_sum.h"
 
@@ -19,6 +20,7 @@ constexpr std::chrono::milliseconds kPatienceWithDropped(10'000);
 
 template <typename Start>
 GlooTransfer started(int peer, Start start) {
+  const NoBrokenPipes no_signal;
   try {
     return {peer, start(), ""};
   } catch (const std::exception& error) {
@@ -111,7 +113,7 @@ GlooWork::GlooWork(std::shared_ptr<GlooLinks> links, CollectiveCall call, int ta
 }
 
 GlooWork::~GlooWork() {
-  if (links_->wait_board.broken()) return;
+  if (links_->broken()) return;
   timeout_ = std::min(timeout_, kPatienceWithDropped);
   try {
     const Deadline deadline(timeout_);
@@ -126,6 +128,7 @@ void GlooWork::wait() {
   const Deadline deadline(timeout_);
   {
     OrderWatch::Wait wait(*links_->order, call_, number_, [this] { stop(); });
+    const FailureWatch::Wait for_announcements(*links_->announcements, [this] { stop(); });
     finish(receives_, deadline, &wait);
     finish(sends_, deadline, &wait);
   }
@@ -232,6 +235,7 @@ std::string GlooWork::error_of(const std::vector<int>& lost, const std::vector<i
     return error;
   }
   if (std::string error = links_->disagreement.get(); !error.empty()) return error;
+  if (std::string error = links_->announcements->find(); !error.empty()) return error;
   std::vector<int> absent = lost;
   absent.insert(absent.end(), late.begin(), late.end());
   if (auto disagreement = links_->wait_board.disagreement(call_, absent)) return *disagreement;

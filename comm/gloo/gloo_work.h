@@ -13,6 +13,7 @@
 
 #include "comm/communicator.h"
 #include "comm/deadline.h"
+#include "comm/gloo/failure_watch.h"
 #include "comm/gloo/order_watch.h"
 #include "comm/meeting/failure_notes.h"
 #include "comm/meeting/wait_board.h"
@@ -51,9 +52,13 @@ struct GlooLinks {
   std::chrono::milliseconds timeout;
   WaitBoard wait_board;
   std::shared_ptr<OrderWatch> order;
-  std::shared_ptr<FailureNotes> failures;  // of all groups of the job
+  std::shared_ptr<FailureNotes> failures;  // of all groups of the job, like the next one
+  std::shared_ptr<FailureWatch> announcements;
   GlooScratch scratch = {};
   FirstError disagreement = {};  // of two ranks on a message (comm/gloo/gloo_messages.h)
+
+  /// Whether what is under way may never end.
+  bool broken() const { return wait_board.broken() || !announcements->announced().empty(); }
 };
 
 /// A tensor on its way to or from a rank of the group.

@@ -161,7 +161,10 @@ class SharedMemoryCommunicator : public Communicator {
       if (found[other.ranks.front()] != kNowhere) continue;
       throw Error("the memory that ranks share has no room for the " + describe(other));
     }
-    if (ranks.size() == 1) return make_lone_communicator(std::move(group), timeout());
+    if (ranks.size() == 1)
+      return make_lone_communicator(
+          std::move(group), timeout(),
+          [all = use_->rank](const std::string& error) { all->board().announce_failure(error); });
     return std::make_shared<SharedMemoryCommunicator>(
         use_->rank, std::move(group),
         SharedTransfers::Group{.id = id,

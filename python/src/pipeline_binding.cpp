@@ -88,14 +88,9 @@ Pipeline make_pipeline(std::vector<std::pair<std::string, Tensors>> layers, std:
   return pipeline;
 }
 
-// How many pipeline stages the config names, 0 if none. zerorun.mesh goes before pipeline.stages.
-int64_t pipeline_stages(const std::string& config, const std::string& origin) {
-  const auto settings = config::check_config(config, origin).settings;
-  for (const char* key : {"zerorun.mesh.pipeline", "pipeline.stages"}) {
-    if (!settings.given(key) || settings.undecided(key)) continue;
-    if (const auto stages = settings.get<int64_t>(key)) return *stages;
-  }
-  return 0;
+// How many pipeline stages the config names, 0 if none.
+int pipeline_stages(const std::string& config, const std::string& origin) {
+  return config::named_ranks(config::check_config(config, origin).settings).pipeline.value_or(0);
 }
 
 }  // namespace

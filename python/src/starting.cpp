@@ -126,11 +126,9 @@ bool allows_untested(const std::string& config, const std::string& origin) {
       .value_or(false);
 }
 
-// How many tensor ranks the config's mesh has, as far as it says so; 1 if it says nothing.
-int64_t tensor_ranks(const std::string& config, const std::string& origin) {
-  const auto settings = config::check_config(config, origin).settings;
-  const int64_t of_mesh = settings.get<int64_t>("zerorun.mesh.tensor").value_or(1);
-  return std::max({int64_t{1}, of_mesh, settings.get<int64_t>("tensor_parallel.autotp_size").value_or(1)});
+// How many tensor ranks the config names, 1 if none.
+int tensor_ranks(const std::string& config, const std::string& origin) {
+  return config::named_ranks(config::check_config(config, origin).settings).tensor.value_or(1);
 }
 
 // This rank's place in the job, as the environment variables that torchrun would set. Works also if srun,

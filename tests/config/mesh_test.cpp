@@ -81,6 +81,22 @@ TEST_CASE("pipeline.stages gives the mesh, with autotp_size too, and divides the
   CHECK(found[0].expected == "a divisor of the number of ranks, 3");
 }
 
+TEST_CASE("the ranks that a file names along an axis: zerorun.mesh goes before DeepSpeed's keys") {
+  const auto named = [](const std::string& text) {
+    return named_ranks(zerorun::config::check_config(text, "conf").settings);
+  };
+  const std::string deepspeeds = R"("pipeline": {"stages": 2}, "tensor_parallel": {"autotp_size": 4})";
+  CHECK(!named("{}").tensor);
+  CHECK(!named("{}").pipeline);
+  CHECK(named("{" + deepspeeds + "}").tensor == 4);
+  CHECK(named("{" + deepspeeds + "}").pipeline == 2);
+  CHECK(named(R"({"tensor_parallel": {"autotp_size": 0}})").tensor == 1);
+  const std::string both = R"({"zerorun": {"mesh": {"pipeline": 3}}, )" + deepspeeds + "}";
+  CHECK(named(both).pipeline == 3);
+  CHECK(named(both).tensor == 4);
+  CHECK(!named(R"({"zerorun": {"mesh": {"pipeline": "auto"}}, "pipeline": {"stages": 0.5}})").pipeline);
+}
+
 TEST_CASE("pipeline.partition and pipeline.reduce") {
   using Partition = zerorun::PipelineConfig::Partition;
   const auto read = [](const std::string& keys) {

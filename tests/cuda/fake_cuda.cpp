@@ -1,6 +1,7 @@
 #include "tests/cuda/fake_cuda.h"
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -56,6 +57,11 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetPCIBusId(char* address, int length, int device) {
+  std::snprintf(address, static_cast<size_t>(length), "0000:%02x:00.0", static_cast<unsigned>(device));
+  return cudaSuccess;
+}
+
 cudaError_t cudaSetDevice(int device) {
   fake::current_gpu = device;
   ++fake::fake_cuda().set_device_calls;
@@ -107,6 +113,12 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
   fake::need_context();
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  fake::need_context();
+  std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
 

@@ -1,6 +1,6 @@
-// A substitute for the CUDA runtime: two GPUs that do no work. LibTorch's libc10_cuda.so calls it too, so its
-// pool of streams is the real one. It records which GPUs have a context, as the runtime of CUDA 12 and later
-// creates them. Any thread.
+// A substitute for the CUDA runtime: eight GPUs that do no work. LibTorch's libc10_cuda.so calls it too, so
+// its pool of streams is the real one. It records which GPUs have a context, as the runtime of CUDA 12 and
+// later creates them. Any thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@
 namespace zerorun::testing {
 
 struct FakeCuda {
-  static constexpr int kGpus = 2;
+  static constexpr int kGpus = 8;
 
   std::array<std::atomic<bool>, kGpus> has_context{};
   std::atomic<int> streams_created = 0;

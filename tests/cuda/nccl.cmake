@@ -32,6 +32,22 @@ if(ZERORUN_WITH_CUDA)
   target_link_options(nccl_requests_test PRIVATE -rdynamic)
   target_include_directories(nccl_requests_test SYSTEM PRIVATE ${ZERORUN_NCCL_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
 
+  # Ranks as threads on GPUs of the fake CUDA, with an NCCL that moves values.
+  zerorun_test(nccl_groups_test TORCH LABELS unit ranks
+    SOURCES nccl_groups_test.cpp fake_cuda.cpp fake_device.cpp moving_nccl.cpp ${PROJECT_SOURCE_DIR}/cuda/cuda_check.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/cuda_memory.cpp ${PROJECT_SOURCE_DIR}/cuda/cuda_streams.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/current_gpu.cpp ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_calls.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_communicator.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_comms.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_environment.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_library.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_memory.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_messages.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_registration.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp ${PROJECT_SOURCE_DIR}/cuda/peers.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/store_courier.cpp ${PROJECT_SOURCE_DIR}/cuda/stream_probe.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/stream_timer.cpp
+    LIBRARIES zerorun_test_support ${TORCH_DIR}/lib/libc10_cuda.so)
+  target_link_options(nccl_groups_test PRIVATE -rdynamic)
+  target_include_directories(nccl_groups_test SYSTEM PRIVATE ${ZERORUN_NCCL_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
+
   # The ranks of this test are processes that load libzerorun_cuda.so at run time, as programs do.
   add_executable(nccl_communicator_test nccl_communicator_test.cpp)
   target_link_libraries(nccl_communicator_test PRIVATE zerorun_rank_processes)

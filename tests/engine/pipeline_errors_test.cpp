@@ -5,6 +5,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -156,6 +157,29 @@ TEST_CASE("An exception in any phase of a window ends it on all ranks, long befo
                   "after a window of the pipeline that failed", "the next window");
   }));
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
+}
+
+TEST_CASE("A wait that reaches its deadline names the micro-batch, the direction and the stages") {
+  const bool in_first = GENERATE(true, false);  // the stage that is late
+  CAPTURE(in_first);
+  const std::string expected = in_first ? "activations of micro-batch 3 of 4, stage 0 to 1"
+                                        : "gradients of micro-batch 2 of 4, stage 1 to 0";
+  CHECK_NOTHROW(run_ranks(
+      2,
+      [&](std::shared_ptr<Communicator> communicator) {
+        Decoder model(kSmall);
+        Pipeline pipeline = pipeline_of(model);
+        int calls = 0;
+        PipelineLayer& layer = in_first ? pipeline.layers.front() : pipeline.layers.back();
+        layer.forward = [&, forward = layer.forward](const Tensors& inputs) {
+          if (calls++ == (in_first ? 2 : 1)) std::this_thread::sleep_for(std::chrono::milliseconds(4500));
+          return forward(inputs);
+        };
+        Engine engine =
+            divided_engine(model, decoder_config(1, kSgd, 4), {1, 1, 2}, std::move(communicator), pipeline);
+        expect_throws([&] { engine.train_batch(window_of(kSmall, 0, 4, 0)); }, expected, "the deadline");
+      },
+      std::chrono::seconds(3)));
 }
 
 TEST_CASE("Ranks with other numbers of micro-batches are told so") {

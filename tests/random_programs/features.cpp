@@ -74,7 +74,10 @@ void count_features(const Program& program, FeatureCounts& counts) {
   features.insert("stage " + std::to_string(setup.stage));
   features.insert(std::to_string(setup.ranks) + (setup.ranks == 1 ? " rank" : " ranks"));
   if (setup.recomputes) features.insert("recomputed blocks");
-  if (setup.groups > 1) features.insert("data groups of a larger job");
+  if (setup.groups > 1) {
+    features.insert("data groups of a larger job");
+    if (in_processes(setup.place)) features.insert("data groups in processes");
+  }
   static constexpr const char* kInFiles[] = {"", "optimizer states in files", "parameters in files",
                                              "optimizer states and parameters in files"};
   if (setup.in_files != InFiles::nothing) features.insert(kInFiles[static_cast<int>(setup.in_files)]);

@@ -33,6 +33,15 @@ Place place_of(uint64_t block) {
   return kPlaces[block % 10];
 }
 
+// In processes they are the same in a block, so that its programs run in the same processes: two every other
+// time over each transport. enable_zero() takes no mesh.
+void draw_groups(Setup& setup, uint64_t seed) {
+  const uint64_t block = seed / kBlock;
+  const bool processes = in_processes(setup.place);
+  setup.groups = (processes ? (block / 5 + block / 20) % 2 == 0 : seed % 5 == 3) ? 2 : 1;
+  if (processes && setup.groups > 1 && setup.source == Source::enable_zero) setup.source = Source::program;
+}
+
 Setup draw_setup(Dice& dice, uint64_t block) {
   Setup setup;
   setup.place = place_of(block);
@@ -317,7 +326,7 @@ Program generate(uint64_t seed) {
   Dice dice(seed);
   Program program;
   program.setup = draw_setup(dice, seed / kBlock);
-  program.setup.groups = seed % 5 == 3 ? 2 : 1;
+  draw_groups(program.setup, seed);
   program.setup.recomputes = seed % 7 < 2;
   const int parameters = dice.between(1, 6);
   for (int i = 0; i < parameters; ++i) program.parameters.push_back(draw_parameter(dice));

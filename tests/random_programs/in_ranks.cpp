@@ -67,7 +67,7 @@ struct RankProcess::State {
 RankProcess::RankProcess(const Setup& setup, int rank, int port, std::chrono::milliseconds deadline)
     : state_(new State) {
   at::set_num_threads(1);
-  set_rank_variables(rank, setup.ranks, port, deadline);
+  set_rank_variables(rank, setup.ranks * setup.groups, port, deadline);
   setenv("ZERORUN_COMM", setup.place == Place::gloo_processes ? "gloo" : "shm", 1);
   state_->communicator = connect();
 }
@@ -78,7 +78,8 @@ RankProcess::~RankProcess() {
 
 std::string RankProcess::run(const Program& program, const std::filesystem::path& folder) {
   const std::vector<Journal> journals = plain_journals(program);
-  return run_rank(program, state_->communicator, folder, journals[state_->communicator->rank()]);
+  return run_rank(program, state_->communicator, folder,
+                  journals[state_->communicator->rank() / program.setup.groups]);
 }
 
 }  // namespace zerorun::testing

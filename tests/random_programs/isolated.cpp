@@ -186,7 +186,8 @@ Outcome outcome_of(std::vector<std::unique_ptr<Child>>& children, size_t program
 
 bool run_alike(const Program& a, const Program& b) {
   const bool in_threads = !in_processes(a.setup.place) && !in_processes(b.setup.place);
-  return in_threads || (a.setup.place == b.setup.place && a.setup.ranks == b.setup.ranks);
+  return in_threads || (a.setup.place == b.setup.place && a.setup.ranks == b.setup.ranks &&
+                        a.setup.groups == b.setup.groups);
 }
 
 Outcome run_isolated(std::span<const Program> programs, std::chrono::milliseconds deadline) {
@@ -195,7 +196,7 @@ Outcome run_isolated(std::span<const Program> programs, std::chrono::millisecond
   std::vector<std::unique_ptr<Child>> children;
   if (in_processes(setup.place)) {
     const int port = free_port();
-    for (int rank = 0; rank < setup.ranks; ++rank) {
+    for (int rank = 0; rank < setup.ranks * setup.groups; ++rank) {
       children.push_back(std::make_unique<Child>([&](const auto& say) {
         std::optional<RankProcess> process;
         auto run = [&](const Program& program, const std::filesystem::path& own) {

@@ -18,7 +18,8 @@ struct Outcome {
 };
 
 /// Whether the same child processes can run both programs. They can if both programs run their ranks as
-/// threads, or if both run them as processes with the same Place and the same number of ranks.
+/// threads, or if both run them as processes with the same Place and the same numbers of ranks and data
+/// groups.
 bool run_alike(const Program& a, const Program& b);
 /// Runs programs until one fails. run_alike() must hold for all of them. `deadline` limits each wait for
 /// other ranks.

@@ -164,8 +164,8 @@ std::string to_text(const Operation& operation);  // one line, without the body
 Program parse_program(std::string_view text);
 
 // generate.cpp
-/// A block is kBlock consecutive seeds. Its programs have the same Place and, in processes, the same number
-/// of ranks.
+/// A block is kBlock consecutive seeds. Its programs have the same Place and, in processes, the same numbers
+/// of ranks and data groups.
 inline constexpr int64_t kBlock = 50;
 Program generate(uint64_t seed);
 

@@ -241,11 +241,30 @@ at::Tensor borrowed(const at::Tensor& tensor) {
   return at::from_blob(tensor.mutable_data_ptr(), tensor.sizes(), tensor.options());
 }
 
+// A receive, which writes to its tensor on the stream that is current in wait(), as on a GPU.
+class RecordedReceive : public Work {
+ public:
+  RecordedReceive(at::Tensor tensor, std::string what, std::unique_ptr<Work> work, RecordingStreams& streams)
+      : tensor_(std::move(tensor)), what_(std::move(what)), work_(std::move(work)), streams_(streams) {}
+
+  void wait() override {
+    work_->wait();
+    streams_.use(tensor_, true, what_);
+  }
+
+ private:
+  at::Tensor tensor_;
+  std::string what_;
+  std::unique_ptr<Work> work_;
+  RecordingStreams& streams_;
+};
+
 // A communicator whose collectives are reported on the current stream, as on a GPU. They are complete when
-// start() returns.
+// start() returns. A send is reported as the copy that it makes on the current stream. Its groups report to
+// the same device.
 class RecordingCommunicator : public Communicator {
  public:
-  RecordingCommunicator(std::shared_ptr<Communicator> inner, std::unique_ptr<RecordingDevice> device,
+  RecordingCommunicator(std::shared_ptr<Communicator> inner, std::shared_ptr<RecordingDevice> device,
                         Recording& recording)
       : Communicator(inner->rank(), inner->world_size(), inner->timeout(), *device),
         inner_(std::move(inner)),
@@ -279,8 +298,26 @@ class RecordingCommunicator : public Communicator {
     return std::make_unique<Done>();
   }
 
+  std::unique_ptr<Work> start_message(MessageCall call) override {
+    const std::string what = describe(call, group_of_ranks().ranks);
+    if (call.is_send) {
+      device_->recording_streams().use(call.tensor, false, what);
+      return forward(*inner_, call, borrowed(call.tensor));
+    }
+    auto work = forward(*inner_, call, borrowed(call.tensor));
+    return std::make_unique<RecordedReceive>(call.tensor, what, std::move(work),
+                                             device_->recording_streams());
+  }
+
+  std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t /*own*/,
+                                          RankGroup group) override {
+    const auto part = std::make_shared<RecordingCommunicator>(inner_->split(groups), device_, *recording_);
+    part->set_group(std::move(group));
+    return part;
+  }
+
   std::shared_ptr<Communicator> inner_;
-  std::unique_ptr<RecordingDevice> device_;
+  std::shared_ptr<RecordingDevice> device_;
   Recording* recording_;
   bool grouping_ = false;
   std::vector<CollectiveCall> held_;
@@ -295,7 +332,7 @@ std::shared_ptr<Device> make_recording_device(Recording& recording) {
 std::shared_ptr<Communicator> make_recording_communicator(std::shared_ptr<Communicator> inner,
                                                           Recording& recording) {
   return std::make_shared<RecordingCommunicator>(std::move(inner),
-                                                 std::make_unique<RecordingDevice>(recording), recording);
+                                                 std::make_shared<RecordingDevice>(recording), recording);
 }
 
 }  // namespace zerorun::testing
