@@ -90,7 +90,7 @@ class MemoryFileSystem : public checkpoint::FileSystem {
   void put(int node, std::span<const std::byte> bytes, int64_t offset);
   int record(Operation operation);
 
-  std::unique_ptr<std::recursive_mutex> mutex_ = std::make_unique<std::recursive_mutex>();
+  std::shared_ptr<std::recursive_mutex> mutex_ = std::make_shared<std::recursive_mutex>();
   std::map<int, Node> nodes_;
   int next_node_ = 1;
   std::vector<Operation> operations_;
