@@ -91,6 +91,9 @@ StateFileFacts parse_file(const json& value, const std::string& where, const Ski
     if (added.offset > file.bytes || added.numel > (file.bytes - added.offset) / element_bytes(added.dtype)) {
       throw UserError(where + ": " + added.parameter + " goes beyond the file's end");
     }
+    if (added.offset % element_bytes(added.dtype) != 0)
+      throw UserError(where + ": " + added.parameter +
+                      " is at an offset that is no multiple of its elements");
   }
   members.end();
   return file;
@@ -164,10 +167,10 @@ void check_checksum(json& value, const std::string& place) {
 
 // Throws UserError if the parameter's shape or its number of strides is invalid.
 void check_shape(const SavedParameter& parameter, const std::string& where) {
-  int64_t numel = 1;
+  int64_t numel = 1;  // sizes of 0 count as 1, as dense_strides() counts them
   bool is_valid = parameter.shape.size() == parameter.strides.size();
   for (const int64_t size : parameter.shape)
-    is_valid = is_valid && size >= 0 && !__builtin_mul_overflow(numel, size, &numel);
+    is_valid = is_valid && size >= 0 && !__builtin_mul_overflow(numel, std::max<int64_t>(size, 1), &numel);
   if (!is_valid) throw UserError(where + ": expected a shape from 0 up, and as many strides");
 }
 

@@ -19,15 +19,21 @@ void check_split(const SavedSplit& split, const SavedParameter& parameter, int r
     throw UserError(where + ": expected a part for each of " + std::to_string(ranks) + " tensor ranks");
   std::vector<SavedSplit::Interval> intervals;
   for (const auto& part : split.parts) intervals.insert(intervals.end(), part.begin(), part.end());
-  std::ranges::sort(intervals, {}, &SavedSplit::Interval::begin);
+  std::ranges::sort(intervals, {}, [](const auto& one) { return std::pair(one.begin, one.numel); });
   const auto dim = static_cast<size_t>(split.dim);
-  int64_t covered = dim < parameter.shape.size() ? 0 : -1;
+  if (dim >= parameter.shape.size()) throw UserError(where + ": the parameter has no such dimension");
+  int64_t covered = 0;
   for (const auto& [begin, numel] : intervals) {
-    if (begin != covered) break;
+    const auto at = " index " + std::to_string(std::min(begin, covered));
+    if (begin < 0 || numel < 0 || numel > parameter.shape[dim] - begin)
+      throw UserError(where + ": a part goes beyond the dimension's " + std::to_string(parameter.shape[dim]) +
+                      " indices");
+    if (begin < covered) throw UserError(where + ":" + at + " is in two parts");
+    if (begin > covered) throw UserError(where + ":" + at + " is in no part");
     covered += numel;
   }
-  if (covered < 0 || covered != parameter.shape[dim])
-    throw UserError(where + ": expected parts with each index of a dimension once");
+  if (covered != parameter.shape[dim])
+    throw UserError(where + ": index " + std::to_string(covered) + " is in no part");
 }
 
 }  // namespace
@@ -70,10 +76,8 @@ void read_mesh_member(Manifest& manifest, const json& member, const std::string&
     SavedSplit split{.dim = members.count("dim"), .parts = {}};
     for (const json& part : members.at("parts")) {
       auto& intervals = split.parts.emplace_back();
-      for (const auto& [begin, numel] : part.get<std::vector<std::pair<int64_t, int64_t>>>()) {
-        if (numel < 0) throw UserError(of_split + ": a part with a negative size");
+      for (const auto& [begin, numel] : part.get<std::vector<std::pair<int64_t, int64_t>>>())
         intervals.push_back({begin, numel});
-      }
     }
     members.end();
     check_split(split, found->second, sizes.tensor, of_split);

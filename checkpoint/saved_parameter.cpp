@@ -20,6 +20,20 @@ std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape, const std:
   return strides;
 }
 
+bool same_order(const SavedParameter& a, const SavedParameter& b) {
+  if (std::ranges::find(a.shape, 0) != a.shape.end()) return true;
+  for (size_t dim = 0; dim < a.shape.size(); ++dim) {
+    if (a.shape[dim] != 1 && a.strides.at(dim) != b.strides.at(dim)) return false;
+  }
+  return true;
+}
+
+bool is_dense(const SavedParameter& parameter) {
+  SavedParameter dense = parameter;
+  dense.strides = dense_strides(parameter.shape, parameter.strides);
+  return same_order(parameter, dense);
+}
+
 SavedParameter part_of(const SavedParameter& parameter, int part) {
   SavedParameter result = parameter;
   if (!parameter.split || part == -1) return result;

@@ -37,6 +37,11 @@ struct SavedParameter {
 /// The strides of a tensor of `shape` without gaps, whose dimensions lie in memory in the order of `like`.
 std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape, const std::vector<int64_t>& like);
 
+/// Whether elements of two tensors of the same shape lie alike in memory.
+bool same_order(const SavedParameter& a, const SavedParameter& b);
+/// Whether each place in memory belongs to one element: only then the strides tell the order of the elements.
+bool is_dense(const SavedParameter& parameter);
+
 /// What ranges of part `part` count the elements of: tensor rank `part`'s part of a split parameter, which
 /// has its shape and strides; else the parameter.
 SavedParameter part_of(const SavedParameter& parameter, int part);

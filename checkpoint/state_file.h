@@ -79,12 +79,13 @@ class StateFileReader {
   /// parameter. Verifies the checksum of each MiB that it reads. Throws UserError naming the first MiB whose
   /// checksum differs.
   void read(const StateRange& range, int64_t begin, std::span<std::byte> into);
+  /// Returns a MiB of the file, the last one what is left of it; valid until another one is read. Verifies
+  /// its checksum as read() does.
+  std::span<const std::byte> block(int64_t index);
   const StateFileFacts& facts() const { return facts_; }
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
-  std::span<const std::byte> block(int64_t index);
-
   OpenFile file_;
   StateFileFacts facts_;
   std::vector<std::byte> block_;  // the last block that was read

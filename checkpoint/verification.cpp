@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -66,57 +65,6 @@ std::vector<Damage> verify_file(FileSystem& files, const fs::path& folder, const
   return damages;
 }
 
-// Reports the first element of a part of a state that is in no file, or in more than one.
-void verify_coverage(const SavedParameter& parameter, const std::string& what,
-                     std::vector<StateRange>& ranges, std::vector<Damage>& damages) {
-  const int64_t numel = numel_of(parameter);
-  std::ranges::sort(ranges, {}, &StateRange::begin);
-  int64_t covered = 0;
-  for (const StateRange& range : ranges) {
-    if (range.numel == 0) continue;
-    if (range.begin == covered) {
-      covered += range.numel;
-      continue;
-    }
-    damages.push_back({"", -1,
-                       what + ": element " + std::to_string(std::min(covered, range.begin)) +
-                           (range.begin > covered ? " is in no file" : " is in two files")});
-    return;
-  }
-  if (covered != numel)
-    damages.push_back({"", -1, what + ": element " + std::to_string(covered) + " is in no file"});
-}
-
-// Gradients of an unfinished window, before they are summed over ranks.
-bool belongs_to_one_rank(const std::string& state) {
-  return state.starts_with("gradient of rank ");
-}
-
-void check_manifest(const Manifest& manifest, std::vector<Damage>& damages) {
-  std::map<std::pair<std::string, std::string>, std::map<int, std::vector<StateRange>>> ranges;
-  std::set<std::string> present;
-  for (const auto& [name, file] : manifest.files) {
-    for (const StateRange& range : file.ranges) {
-      ranges[{range.parameter, range.state}][range.part].push_back(range);
-      present.insert(range.parameter);
-    }
-  }
-  for (auto& [key, parts] : ranges) {
-    const auto& [name, state] = key;
-    const SavedParameter& parameter = manifest.parameters.at(name);
-    if (parameter.split && !belongs_to_one_rank(state)) {
-      for (size_t part = 0; part < parameter.split->parts.size(); ++part) parts[static_cast<int>(part)];
-    }
-    for (auto& [part, of_part] : parts)
-      verify_coverage(part_of(parameter, part), state + " of " + name + in_words(part), of_part, damages);
-  }
-  for (const auto& [name, parameter] : manifest.parameters) {
-    const bool is_empty = std::ranges::find(parameter.shape, 0) != parameter.shape.end();
-    if (!parameter.excluded && !is_empty && !present.contains(name))
-      damages.push_back({"", -1, name + " is in no file"});
-  }
-}
-
 }  // namespace
 
 Verification verify_checkpoint(FileSystem& files, const fs::path& folder) {
@@ -124,7 +72,7 @@ Verification verify_checkpoint(FileSystem& files, const fs::path& folder) {
   const auto& described = saved.manifest().files;
   Verification result;
   result.files = static_cast<int64_t>(described.size());
-  check_manifest(saved.manifest(), result.damages);
+  for (const std::string& fault : saved.faults()) result.damages.push_back({"", -1, fault});
 
   std::vector<decltype(described.begin())> order;
   for (auto file = described.begin(); file != described.end(); ++file) order.push_back(file);

@@ -1,7 +1,7 @@
 #include "engine/saving/restore.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <span>
@@ -13,10 +13,19 @@
 #include "engine/saving/restart_items.h"
 
 namespace zerorun {
+
+using checkpoint::WantedElements;
+
 namespace {
 
-std::span<std::byte> writable_bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+// Puts elements to their places in `values`, which has those from element `begin` of the part on.
+auto put_into(const at::Tensor& values, int64_t begin, const std::string& dtype) {
+  return [values, begin, from_dtype = dtype_of(dtype)](const checkpoint::ElementRows& rows,
+                                                       std::span<const std::byte> from) {
+    const at::Tensor elements =
+        at::from_blob(const_cast<std::byte*>(from.data()), rows.sizes, rows.from_strides, from_dtype);
+    values.as_strided(rows.sizes, rows.to_strides, values.storage_offset() + rows.to - begin).copy_(elements);
+  };
 }
 
 }  // namespace
@@ -53,8 +62,18 @@ void Restore::gather_slices() const {
 void Restore::read_module() const {
   for (const auto& [name, tensor, dtype, is_buffer, tied] : state_->unbucketed) {
     if (tensor.numel() == 0 || !is_there(name)) continue;
-    const std::string source = source_of_values(names_.at(name));
-    tensor.detach().copy_(read_joined(names_.at(name), source));
+    const std::string& saved = names_.at(name);
+    const std::string source = source_of_values(saved);
+    const at::Tensor target =
+        tensor.is_non_overlapping_and_dense() ? tensor.detach() : at::empty(tensor.sizes(), tensor.options());
+    const WantedElements all{
+        .parameter = saved,
+        .state = source,
+        .own = {.shape = target.sizes().vec(), .strides = target.strides().vec()},
+        .numel = target.numel(),
+        .put = put_into(target.as_strided({target.numel()}, {1}), 0, saved_->dtype_of(saved, source))};
+    saved_->read({&all, 1});
+    if (!target.is_alias_of(tensor)) tensor.detach().copy_(target);
   }
 }
 
@@ -96,8 +115,12 @@ bool Restore::is_there(const std::string& parameter) const {
   return found != names_.end() && !saved_->manifest().parameters.at(found->second).excluded;
 }
 
-bool Restore::has_moments(const std::string& parameter) const {
-  return options_.optimizer_states && saved_->manifest().parameters.at(names_.at(parameter)).trained;
+bool Restore::is_read(int parameter, const StateTensor& state) const {
+  const std::string& name = state_->buckets.parameters()[parameter].name;
+  if (state.kind == StateKind::gradient || !is_there(name)) return false;
+  // A parameter that was frozen in the checkpoint and is trained now keeps the moments that it has here.
+  return state.kind != StateKind::moment ||
+         (options_.optimizer_states && saved_->manifest().parameters.at(names_.at(name)).trained);
 }
 
 void Restore::read_slice(int bucket) {
@@ -107,21 +130,14 @@ void Restore::read_slice(int bucket) {
       read_gradients(index);
   }
   state_->store.for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
-    std::vector<std::pair<int, StatePiece>> pieces;
+    std::vector<WantedElements> pieces;
     for (const int index : state_->store.layout(bucket).parameters) {
-      if (!is_there(parameters[index].name)) continue;
       state_->store.for_each_piece_of(chunk, index, [&](const StatePiece& piece) {
-        if (piece.state->kind == StateKind::gradient) return;
-        if (piece.state->kind == StateKind::moment && !has_moments(parameters[index].name)) return;
-        pieces.emplace_back(index, piece);
+        if (is_read(index, *piece.state))
+          pieces.push_back(wanted(index, source_of(index, *piece.state), piece));
       });
     }
-    std::ranges::stable_sort(pieces, {}, [](const auto& piece) { return piece.second.state->name; });
-    for (const auto& [index, piece] : pieces) {
-      const std::string& name = names_.at(parameters[index].name);
-      const bool is_moment = piece.state->kind == StateKind::moment;
-      read(index, is_moment ? piece.state->name : source_of_values(name), piece);
-    }
+    saved_->read(pieces);
   });
 }
 
@@ -134,12 +150,14 @@ void Restore::read_gradients(int parameter) {
   if (saved_->dtype_of(name, gradient_state()).empty()) return;  // the parameter has no gradient so far
   const int bucket = state_->buckets.bucket_of(parameter);
   const StateTensor& kept = state_->store.at(bucket, kGradient);
-  if (!saved_->manifest().window->is_summed) {
-    read(parameter, gradient_state(), {&kept, state_->buckets.piece(parameter, kept.memory), 0});
-    return;
-  }
+  const auto read = [&](const StatePiece& piece) {
+    const WantedElements gradient = wanted(parameter, gradient_state(), piece);
+    saved_->read({&gradient, 1});
+  };
+  if (!saved_->manifest().window->is_summed)
+    return read({&kept, state_->buckets.piece(parameter, kept.memory), 0});
   state_->store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
-    if (piece.state->kind == StateKind::gradient) read(parameter, kGradient, piece);
+    if (piece.state->kind == StateKind::gradient) read(piece);
   });
 }
 
@@ -159,35 +177,6 @@ void Restore::resume_window() const {
   state_->progress.restored_counts().micro = saved_->manifest().window->micro_steps;
 }
 
-at::Tensor Restore::read_whole(const std::string& parameter, const std::string& source, int part) const {
-  const checkpoint::SavedParameter saved = part_of(saved_->manifest().parameters.at(parameter), part);
-  at::Tensor values =
-      at::empty_strided(saved.shape, saved.strides, dtype_of(saved_->dtype_of(parameter, source)));
-  const int64_t numel = values.numel();
-  saved_->read(parameter, source, 0, numel,
-               {static_cast<std::byte*>(values.mutable_data_ptr()),
-                static_cast<size_t>(numel) * values.element_size()},
-               part);
-  return values;
-}
-
-at::Tensor Restore::read_joined(const std::string& parameter, const std::string& source) const {
-  const checkpoint::SavedParameter& saved = saved_->manifest().parameters.at(parameter);
-  if (!saved.split) return read_whole(parameter, source);
-  const at::Tensor whole =
-      at::empty_strided(saved.shape, saved.strides, dtype_of(saved_->dtype_of(parameter, source)));
-  for (size_t part = 0; part < saved.split->parts.size(); ++part) {
-    const at::Tensor values = read_whole(parameter, source, static_cast<int>(part));
-    int64_t begin = 0;
-    for (const auto& interval : saved.split->parts[part]) {
-      whole.narrow(saved.split->dim, interval.begin, interval.numel)
-          .copy_(values.narrow(saved.split->dim, begin, interval.numel));
-      begin += interval.numel;
-    }
-  }
-  return whole;
-}
-
 void Restore::check_counts(const checkpoint::Manifest& manifest) const {
   const StepCounts& counts = state_->progress.counts();
   const bool adds_up = counts.skipped >= 0 && counts.skipped <= counts.global &&
@@ -199,38 +188,25 @@ std::string Restore::source_of_values(const std::string& parameter) const {
   return saved_->dtype_of(parameter, kMaster).empty() ? kValue : kMaster;
 }
 
-void Restore::read(int parameter, const std::string& source, const StatePiece& piece) {
-  const at::Tensor& own = state_->buckets.parameters()[parameter].tensor;
+std::string Restore::source_of(int parameter, const StateTensor& state) const {
   const std::string& name = names_.at(state_->buckets.parameters()[parameter].name);
-  const std::string dtype = saved_->dtype_of(name, source);
-  if (dtype.empty()) {
-    throw UserError("the checkpoint has no " + source + " of " + name +
-                    ": it was written with another optimizer; load with RestoreOptions::optimizer_states = "
-                    "false and counters = false");
-  }
-  const NamedParameter& target = state_->buckets.parameters()[parameter];
-  const int64_t numel = piece.values.numel();
-  const at::IntArrayRef strides = own.strides();
-  const auto take_from = [&](const at::Tensor& values) {
-    const at::Tensor placed = at::empty_strided(own.sizes(), strides, values.scalar_type());
-    placed.copy_(values);
-    at::Tensor(piece.values).copy_(placed.as_strided({numel}, {1}, piece.begin));
-  };
-  if (saved_->manifest().parameters.at(name).split != saved_parameter(target).split) {
-    const at::Tensor whole = read_joined(name, source);
-    if (!target.split) return take_from(whole);
-    const at::Tensor part = at::empty(own.sizes(), whole.options());
-    copy_part(part, whole, *target.split, state_->mesh.coordinates().tensor);
-    return take_from(part);
-  }
-  const int part = saved_part(*state_, parameter, piece.state->kind);
-  const checkpoint::SavedParameter saved = part_of(saved_->manifest().parameters.at(name), part);
-  // If the elements lie in another order here, takes this rank's from all of them.
-  if (!same_strides(saved, {.shape = saved.shape, .strides = strides.vec()}))
-    return take_from(read_whole(name, source, part));
-  at::Tensor values = at::empty({numel}, dtype_of(dtype));
-  saved_->read(name, source, piece.begin, numel, writable_bytes_of(values), part);
-  at::Tensor(piece.values).copy_(values);
+  const std::string source = state.kind == StateKind::moment ? state.name : source_of_values(name);
+  if (!saved_->dtype_of(name, source).empty()) return source;
+  throw UserError("the checkpoint has no " + source + " of " + name +
+                  ": it was written with another optimizer; load with RestoreOptions::optimizer_states = "
+                  "false and counters = false");
+}
+
+WantedElements Restore::wanted(int parameter, const std::string& source, const StatePiece& piece) const {
+  const NamedParameter& own = state_->buckets.parameters()[parameter];
+  const std::string& name = names_.at(own.name);
+  return {.parameter = name,
+          .state = source,
+          .own = saved_parameter(own),
+          .part = saved_part(*state_, parameter, piece.state->kind),
+          .begin = piece.begin,
+          .numel = piece.values.numel(),
+          .put = put_into(piece.values, piece.begin, saved_->dtype_of(name, source))};
 }
 
 }  // namespace zerorun

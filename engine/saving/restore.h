@@ -28,35 +28,27 @@ class Restore {
  private:
   void check_optimizer() const;
   void check_model() const;
+  void check_states() const;
   // Rates and betas belong to parameter groups, so each parameter must be in the same group.
   void check_groups() const;
   // For the gradients of an unfinished window.
   void check_window() const;
   bool is_there(const std::string& parameter) const;
-  // A parameter that was frozen in the checkpoint and is trained now keeps the moments that it has here.
-  bool has_moments(const std::string& parameter) const;
+  // Whether the parameter's part of a state other than gradients is read.
+  bool is_read(int parameter, const StateTensor& state) const;
   bool has_window() const { return options_.counters && saved_->manifest().window; }
-  // Reads a slice's states in the order in which they are in a checkpoint file, so each block is read once.
   void read_slice(int bucket);
   std::string gradient_state() const;
   void read_gradients(int parameter);
   void resume_window() const;
-  // Ignores strides of dimensions of size 1, and all strides of an empty tensor.
-  static bool same_strides(const checkpoint::SavedParameter& a, const checkpoint::SavedParameter& b);
-  // Whether each place in memory belongs to one element: only then the strides tell the order of the
-  // elements.
-  static bool is_dense(const checkpoint::SavedParameter& parameter);
-  // Returns the parameter, or its part, with its strides of the checkpoint.
-  // The values of a whole parameter, joined if tensor ranks had parts of it.
-  at::Tensor read_joined(const std::string& parameter, const std::string& source) const;
-  at::Tensor read_whole(const std::string& parameter, const std::string& source,
-                        int part = checkpoint::kWhole) const;
   void check_counts(const checkpoint::Manifest& manifest) const;
   // Prefers master weights, because 16-bit values are rounded. Without master weights (fp32 training) the
   // values are exact.
   std::string source_of_values(const std::string& parameter) const;
-  // Reads a piece of the engine's parameter from the state `source` of the checkpoint.
-  void read(int parameter, const std::string& source, const StatePiece& piece);
+  // The state of the checkpoint from which one of the engine's is read. Throws UserError if it lacks it.
+  std::string source_of(int parameter, const StateTensor& state) const;
+  // A piece of the engine's parameter, to be read from the state `source` of the checkpoint.
+  checkpoint::WantedElements wanted(int parameter, const std::string& source, const StatePiece& piece) const;
 
   EngineState* state_;
   checkpoint::SavedState* saved_;

@@ -1,6 +1,4 @@
 // The part of Restore that refuses checkpoints which do not fit, before anything is read.
-#include <ATen/ops/empty_strided.h>
-
 #include <algorithm>
 #include <set>
 #include <string>
@@ -17,6 +15,18 @@ void Restore::check() const {
   check_model();
   check_groups();
   check_window();
+  check_states();
+}
+
+void Restore::check_states() const {
+  if (const std::vector<std::string> faults = saved_->faults(); !faults.empty())
+    throw UserError("the checkpoint's manifest has not all of the model: " + faults.front() +
+                    "; load another one");
+  state_->store.for_each([&](int bucket, const StateTensor& kept) {
+    for (const int index : state_->store.layout(bucket).parameters) {
+      if (is_read(index, kept)) source_of(index, kept);
+    }
+  });
 }
 
 void Restore::check_optimizer() const {
@@ -50,7 +60,7 @@ void Restore::check_model() const {
     const auto found = saved.find(there->second);
     wanted.insert(found->first);
     if (found->second.shape != parameter.shape ||
-        !(same_strides(found->second, parameter) || is_dense(found->second))) {
+        !(same_order(found->second, parameter) || is_dense(found->second))) {
       differences +=
           "\n  " + name +
           c10::str(" is ", parameter.shape, " with strides ", parameter.strides, " here, and ",
@@ -123,21 +133,6 @@ void Restore::check_window() const {
       "the checkpoint was saved between the micro-steps of an optimizer step, and its gradients do not fit "
       "this training:" +
       differences + "\nload it with the same settings, or load one that was saved after an optimizer step");
-}
-
-bool Restore::same_strides(const checkpoint::SavedParameter& a, const checkpoint::SavedParameter& b) {
-  for (size_t dim = 0; dim < a.shape.size(); ++dim) {
-    if (a.shape[dim] == 0) return true;
-  }
-  for (size_t dim = 0; dim < a.shape.size(); ++dim) {
-    if (a.shape[dim] != 1 && a.strides.at(dim) != b.strides.at(dim)) return false;
-  }
-  return true;
-}
-
-bool Restore::is_dense(const checkpoint::SavedParameter& parameter) {
-  return at::empty_strided(parameter.shape, parameter.strides, at::TensorOptions(at::kMeta).dtype(at::kByte))
-      .is_non_overlapping_and_dense();
 }
 
 }  // namespace zerorun

@@ -120,10 +120,12 @@ int MemoryFileSystem::add(const fs::path& path, bool is_folder) {
 }
 
 int MemoryFileSystem::create(const fs::path& file, Caching) {
+  const std::lock_guard lock(*mutex_);
   return add(file, false);
 }
 
 int MemoryFileSystem::create_nameless(const fs::path& folder) {
+  const std::lock_guard lock(*mutex_);
   if (find(folder) < 0) return -ENOENT;
   const int child = next_node_++;
   nodes_[child] = {};
@@ -131,11 +133,13 @@ int MemoryFileSystem::create_nameless(const fs::path& folder) {
 }
 
 int MemoryFileSystem::link(const fs::path& file, const fs::path& name) {
+  const std::lock_guard lock(*mutex_);
   const int child = find(file);
   return child < 0 ? child : link_open(child, name);
 }
 
 int MemoryFileSystem::link_open(int child, const fs::path& name) {
+  const std::lock_guard lock(*mutex_);
   if (find(name) >= 0) return -EEXIST;
   return record({.kind = Kind::link,
                  .node = find(name.parent_path()),
@@ -144,20 +148,24 @@ int MemoryFileSystem::link_open(int child, const fs::path& name) {
 }
 
 int MemoryFileSystem::make_folder(const fs::path& folder) {
+  const std::lock_guard lock(*mutex_);
   const int made = add(folder, true);
   return made < 0 ? made : 0;
 }
 
 int MemoryFileSystem::open(const fs::path& file) {
+  const std::lock_guard lock(*mutex_);
   return find(file);
 }
 
 int64_t MemoryFileSystem::write(int file, std::span<const std::byte> bytes, int64_t offset) {
+  const std::lock_guard lock(*mutex_);
   record({.kind = Kind::write, .node = file, .offset = offset, .bytes = {bytes.begin(), bytes.end()}});
   return static_cast<int64_t>(bytes.size());
 }
 
 int64_t MemoryFileSystem::read(int file, std::span<std::byte> bytes, int64_t offset) {
+  const std::lock_guard lock(*mutex_);
   const std::vector<std::byte>& all = nodes_.at(file).bytes;
   const int64_t count =
       std::clamp<int64_t>(static_cast<int64_t>(all.size()) - offset, 0, static_cast<int64_t>(bytes.size()));
@@ -166,16 +174,24 @@ int64_t MemoryFileSystem::read(int file, std::span<std::byte> bytes, int64_t off
   return count;
 }
 
+int64_t MemoryFileSystem::size(int file) {
+  const std::lock_guard lock(*mutex_);
+  return static_cast<int64_t>(nodes_.at(file).bytes.size());
+}
+
 int MemoryFileSystem::sync(int file) {
+  const std::lock_guard lock(*mutex_);
   return record({.kind = Kind::sync, .node = file});
 }
 
 int MemoryFileSystem::sync_folder(const fs::path& folder) {
+  const std::lock_guard lock(*mutex_);
   const int node = find(folder);
   return node < 0 ? node : sync(node);
 }
 
 int MemoryFileSystem::rename(const fs::path& from, const fs::path& to) {
+  const std::lock_guard lock(*mutex_);
   const int child = find(from);
   if (child < 0) return child;
   if (const int there = find(to); there >= 0 && nodes_.at(there).is_folder) return -EEXIST;
@@ -187,6 +203,7 @@ int MemoryFileSystem::rename(const fs::path& from, const fs::path& to) {
 }
 
 int MemoryFileSystem::exchange(const fs::path& one, const fs::path& other) {
+  const std::lock_guard lock(*mutex_);
   const int child = find(one);
   const int other_child = find(other);
   if (child < 0 || other_child < 0) return -ENOENT;
@@ -209,38 +226,46 @@ int MemoryFileSystem::remove(int folder, const std::string& name, bool is_folder
 }
 
 int MemoryFileSystem::remove_file(const fs::path& file) {
+  const std::lock_guard lock(*mutex_);
   return remove(find(file.parent_path()), file.filename().string(), false);
 }
 int MemoryFileSystem::remove_folder(const fs::path& folder) {
+  const std::lock_guard lock(*mutex_);
   return remove(find(folder.parent_path()), folder.filename().string(), true);
 }
 int MemoryFileSystem::remove_at(int folder, const std::string& name) {
+  const std::lock_guard lock(*mutex_);
   return remove(folder, name, false);
 }
 
 std::optional<std::vector<std::string>> MemoryFileSystem::list(const fs::path& folder) {
+  const std::lock_guard lock(*mutex_);
   const int node = find(folder);
   return node < 0 || !nodes_.at(node).is_folder ? std::nullopt : list_open(node);
 }
 
 std::optional<std::vector<std::string>> MemoryFileSystem::list_open(int folder) {
+  const std::lock_guard lock(*mutex_);
   std::vector<std::string> names;
   for (const auto& [name, child] : nodes_.at(folder).names) names.push_back(name);
   return names;
 }
 
 int MemoryFileSystem::open_folder(const fs::path& folder) {
+  const std::lock_guard lock(*mutex_);
   const int node = find(folder);
   return node < 0 || nodes_.at(node).is_folder ? node : -ENOTDIR;
 }
 
 int MemoryFileSystem::open_at(int folder, const std::string& name) {
+  const std::lock_guard lock(*mutex_);
   const auto& names = nodes_.at(folder).names;
   const auto found = names.find(name);
   return found == names.end() ? -ENOENT : found->second;
 }
 
 std::optional<FileIdentity> MemoryFileSystem::identity(const fs::path& file) {
+  const std::lock_guard lock(*mutex_);
   const int node = find(file);
   if (node < 0) return std::nullopt;
   return FileIdentity{.node = static_cast<uint64_t>(node), .bytes = size(node)};

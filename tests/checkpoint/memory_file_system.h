@@ -1,9 +1,12 @@
 // A file system in memory. It records its operations and computes which files may remain after a crash.
+// Several threads may use it, but operations() only once they have ended.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -47,7 +50,7 @@ class MemoryFileSystem : public checkpoint::FileSystem {
   void close(int /*file*/) override {}
   int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override;
   int64_t read(int file, std::span<std::byte> bytes, int64_t offset) override;
-  int64_t size(int file) override { return static_cast<int64_t>(nodes_.at(file).bytes.size()); }
+  int64_t size(int file) override;
   int sync(int file) override;
   int make_folder(const std::filesystem::path& folder) override;
   int sync_folder(const std::filesystem::path& folder) override;
@@ -87,6 +90,7 @@ class MemoryFileSystem : public checkpoint::FileSystem {
   void put(int node, std::span<const std::byte> bytes, int64_t offset);
   int record(Operation operation);
 
+  std::shared_ptr<std::recursive_mutex> mutex_ = std::make_shared<std::recursive_mutex>();
   std::map<int, Node> nodes_;
   int next_node_ = 1;
   std::vector<Operation> operations_;

@@ -14,7 +14,7 @@
 #include "checkpoint/publication.h"
 #include "checkpoint/saved_state.h"
 #include "engine/saving/checkpoints.h"
-#include "tests/checkpoint/faulty_file_system.h"
+#include "tests/checkpoint/counting_file_system.h"
 #include "tests/engine/collected_state.h"
 #include "tests/engine/partition_support.h"
 #include "tests/support/rank_threads.h"
@@ -68,31 +68,6 @@ class LinklessFileSystem : public FaultyFileSystem {
  public:
   LinklessFileSystem() : FaultyFileSystem(local_file_system(), {}) {}
   int link(const fs::path&, const fs::path&) override { return -EXDEV; }
-};
-
-// Counts the bytes that a load reads from files of slices.
-class CountingFileSystem : public FaultyFileSystem {
- public:
-  CountingFileSystem() : FaultyFileSystem(local_file_system(), {}) {}
-  int open(const fs::path& file) override {
-    const int opened = FaultyFileSystem::open(file);
-    if (file.extension() == ".safetensors") data_files_.insert(opened);
-    return opened;
-  }
-  void close(int file) override {
-    data_files_.erase(file);
-    FaultyFileSystem::close(file);
-  }
-  int64_t read(int file, std::span<std::byte> bytes, int64_t offset) override {
-    const int64_t count = FaultyFileSystem::read(file, bytes, offset);
-    if (data_files_.contains(file)) bytes_ += std::max<int64_t>(count, 0);
-    return count;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::set<int> data_files_;
-  int64_t bytes_ = 0;
 };
 
 // Mounts a file system of 64 MiB in a file, if this process may mount one.

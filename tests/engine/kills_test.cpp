@@ -2,23 +2,14 @@
 // checkpoint must be complete, and training must resume from it with the same bits. Environment variables:
 // ZERORUN_KILLS and ZERORUN_FAULTS are the numbers of kills and faults (default 50), ZERORUN_SEED is the
 // random seed (default 1).
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
-#include <cstdlib>
-#include <cstring>
-#include <random>
-#include <thread>
 
 #include "checkpoint/checksums.h"
 #include "checkpoint/publication.h"
 #include "engine/saving/checkpoints.h"
-#include "tests/checkpoint/faulty_file_system.h"
 #include "tests/engine/collected_state.h"
+#include "tests/engine/kills_support.h"
 #include "tests/engine/partition_support.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/temporary_folder.h"
@@ -26,55 +17,6 @@
 namespace zerorun::testing {
 using namespace checkpoint;
 namespace {
-
-constexpr int kSteps = 30;  // of each training, including steps after kills
-using Random = std::mt19937_64;
-
-int64_t number_from(const char* variable, int64_t otherwise) {
-  const char* text = std::getenv(variable);
-  return text ? std::atoll(text) : otherwise;
-}
-
-int any(Random& random, int count) {
-  return static_cast<int>(random() % static_cast<uint64_t>(count));
-}
-
-// Results in memory that the test process and its children share.
-struct Told {
-  std::array<uint64_t, kSteps + 1> digests;  // of the state after each step of a training without kills
-  std::atomic<int64_t> durable;              // the latest step whose checkpoint is known to be published
-  std::array<char, 1000> failure;
-};
-
-Told& shared_memory() {
-  void* memory = ::mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  REQUIRE(memory != MAP_FAILED);
-  return *new (memory) Told{};
-}
-
-// Runs `body`, which starts threads, in a child process: this process forks again later and must not have
-// threads then. Kills the child after `killed_after`, unless that is 0. Returns the child's wait status.
-template <typename Body>
-int in_child(Told& told, std::chrono::milliseconds killed_after, const Body& body) {
-  const pid_t child = ::fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    try {
-      body();
-    } catch (const std::exception& error) {
-      std::strncpy(told.failure.data(), error.what(), told.failure.size() - 1);
-      ::_exit(1);
-    }
-    ::_exit(0);
-  }
-  if (killed_after.count() > 0) {
-    std::this_thread::sleep_for(killed_after);
-    ::kill(child, SIGKILL);
-  }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  return status;
-}
 
 struct Way {
   int ranks;
@@ -204,9 +146,7 @@ TEST_CASE("If any file system call fails, published checkpoints stay, and all ra
         for (int step = 1; step <= kSteps; ++step) {
           training.step(step_of_data(way, step));
           const int faulty = any(same, way.ranks);
-          const Fault fault{.call = any(same, 30),
-                            .error = std::array{EIO, ENOSPC, EDQUOT, 0}[any(same, 4)],
-                            .is_short = any(same, 3) == 0};
+          const Fault fault = any_fault(same);
           FaultyFileSystem files(local_file_system(), rank == faulty ? fault : Fault{});
           try {
             training.state->checkpoints.write_to(files);

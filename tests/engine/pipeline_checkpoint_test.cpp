@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/publication.h"
 #include "checkpoint/safetensors_reader.h"
 #include "engine/gathered_parameters.h"
 #include "tests/engine/pipeline_support.h"
@@ -190,6 +191,51 @@ TEST_CASE("The command reads the checkpoint of a pipeline") {
   CHECK_THAT(folder.run("checkpoint inspect out").out, Contains("2 ranks (data 1 x tensor 1 x pipeline 2)"));
   REQUIRE(folder.run("checkpoint export out model --dtype fp32").exit_code == 0);
   CHECK(SafetensorsReader(folder / "model").tensors().contains("layers.3.up.weight"));
+}
+
+TEST_CASE(
+    "Saves of a mesh in the background keep the last, link frozen parameters, and are pruned and exported") {
+  const CommandFolder folder;
+  const MeshSizes mesh{1, 2, 2};
+  Values expected;
+  std::mutex mutex;
+  REQUIRE_NOTHROW(run_ranks(ranks_of(mesh), [&](std::shared_ptr<Communicator> communicator) {
+    Model model(kTied);
+    Engine engine =
+        divided_engine(model.decoder, config_of(1, ""), mesh, std::move(communicator), model.pipeline);
+    for (int step = 0; step < 4; ++step) {
+      train_divided(engine, model.decoder, 1, step);
+      engine.save_checkpoint(folder / "out", "", {.keep_last = 3});
+    }
+    const Values own = parameters_of_stage(engine, model.decoder);
+    engine.wait_for_checkpoint();
+    const std::lock_guard lock(mutex);
+    expected.insert(own.begin(), own.end());
+  }));
+  const auto tags = [&] { return published_tags(checkpoint::local_file_system(), folder / "out"); };
+  CHECK(tags() == std::vector<std::string>{"global_step2", "global_step3", "global_step4"});
+  int linked = 0;
+  for (const auto& entry : fs::directory_iterator(folder / "out" / "global_step4"))
+    linked +=
+        entry.path().filename().string().starts_with("frozen") && fs::hard_link_count(entry.path()) == 3;
+  CHECK(linked == 2);  // of each stage
+  CHECK(folder.run("checkpoint verify out").exit_code == 0);
+  CHECK_THAT(folder.run("checkpoint diff out/global_step3 out/global_step4").out, Contains("exp_avg"));
+  CHECK_NOTHROW(train({.mesh = {1, 1, 2}, .config = config_of(1, ""), .to = folder / "other"}));
+  CHECK_THAT(folder.run("checkpoint diff out/global_step2 other").out, Contains("split along dimension"));
+
+  CHECK(folder.run("checkpoint prune out --keep 1").exit_code == 0);
+  CHECK(tags() == std::vector<std::string>{"global_step4"});
+  CHECK(folder.run("checkpoint verify out").exit_code == 0);
+  REQUIRE(folder.run("checkpoint export out model --dtype fp32").exit_code == 0);
+  const SafetensorsReader exported(folder / "model");
+  for (const auto& [name, values] : expected) {
+    CAPTURE(name);
+    REQUIRE(exported.tensors().contains(name));
+    CHECK(exported.tensors().at(name).shape == values.sizes().vec());
+    const auto bytes = exported.read(name);
+    CHECK(std::memcmp(bytes.data(), values.const_data_ptr(), values.nbytes()) == 0);
+  }
 }
 
 }  // namespace zerorun::testing
