@@ -11,7 +11,8 @@ namespace {
 
 // An activation that the block reads as it is. Parameters have their own memory in any case.
 bool is_activation(const at::Tensor& input) {
-  return input.is_floating_point() && input.is_contiguous() && !(input.is_leaf() && input.requires_grad());
+  return input.layout() == at::kStrided && input.is_floating_point() && input.is_contiguous() &&
+         !(input.is_leaf() && input.requires_grad());
 }
 
 at::Tensor part_of(const at::Tensor& input, const Communicator& ranks) {

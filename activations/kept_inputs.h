@@ -16,7 +16,8 @@ namespace zerorun {
 struct InputHome {
   /// If set, each of these ranks keeps its part. They give a block the same inputs. Must outlive the blocks.
   Communicator* tensor_ranks = nullptr;
-  bool on_host = false;  // inputs on a GPU are copied to page-locked memory
+  bool on_host = false;            // inputs on a GPU are copied to page-locked memory
+  c10::Device device = c10::kCPU;  // the engine's
 };
 
 /// One input between a block's forward and its backward.

@@ -3,9 +3,10 @@
 #pragma once
 
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "activations/recomputation.h"
@@ -13,8 +14,9 @@
 namespace zerorun {
 
 /// As long as this object lives, find_block() finds the model's blocks, and a Sequential runs its layers as
-/// blocks: those that take and return one tensor. Then Sequential::at<T>() of such a layer throws, while
-/// ptr() and the module's children are as before.
+/// blocks: those with parameters that take one tensor. Then Sequential::at<T>() of such a layer throws, while
+/// ptr() and the module's children are as before. Of several objects for a
+/// model the latest counts.
 class MarkedModules {
  public:
   MarkedModules(torch::nn::Module& model, std::shared_ptr<Recomputation> recomputation);
@@ -22,18 +24,14 @@ class MarkedModules {
   MarkedModules(const MarkedModules&) = delete;
   MarkedModules& operator=(const MarkedModules&) = delete;
 
+  /// Whether the pattern (base/name_pattern.h) names one of the modules.
+  bool has(const std::string& pattern) const;
+
  private:
-  struct Replaced {
-    std::shared_ptr<torch::nn::Module> owner;  // keeps `layer`; null for the model itself
-    torch::nn::AnyModule* layer;
-    torch::nn::AnyModule original;
-  };
-
-  void replace_layers(torch::nn::Module& module, const std::shared_ptr<torch::nn::Module>& owner);
-
   std::shared_ptr<Recomputation> recomputation_;
-  std::vector<const torch::nn::Module*> modules_;
-  std::vector<Replaced> replaced_;
+  std::shared_ptr<torch::nn::Module> model_;  // null if no shared_ptr owns it
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_;
+  std::vector<torch::nn::SequentialImpl*> sequentials_;
 };
 
 }  // namespace zerorun

@@ -24,28 +24,36 @@ std::string in_ms(double seconds) {
   return text;
 }
 
-// One line per block.
-std::string describe(const std::vector<MeasuredBlock>& blocks) {
+// The stage, then one line per block.
+std::string describe(int stage, const std::vector<MeasuredBlock>& blocks) {
   std::ostringstream text;
   text.precision(17);
+  text << stage << '\n';
   for (const auto& [name, cost, kept] : blocks)
     text << name << '\t' << cost.inputs << '\t' << cost.activations << '\t' << cost.seconds << '\n';
   return text.str();
 }
 
-// Raises the costs of `blocks` to those in `described`, which has other blocks too.
-void take_largest(std::vector<MeasuredBlock>& blocks, const std::string& described) {
-  std::istringstream text(described);
-  for (std::string name; std::getline(text, name, '\t');) {
-    BlockCost cost;
-    text >> cost.inputs >> cost.activations >> cost.seconds;
-    text.ignore();
-    const auto block = std::ranges::find(blocks, name, &MeasuredBlock::name);
-    if (block == blocks.end()) continue;
-    block->cost.inputs = std::max(block->cost.inputs, cost.inputs);
-    block->cost.activations = std::max(block->cost.activations, cost.activations);
-    block->cost.seconds = std::max(block->cost.seconds, cost.seconds);
+// The blocks of all ranks of the stage, in the order in which a rank has met them first, with the largest
+// costs.
+std::vector<MeasuredBlock> blocks_of_stage(int stage, const std::vector<std::string>& described) {
+  std::vector<MeasuredBlock> blocks;
+  for (const std::string& each : described) {
+    std::istringstream text(each);
+    std::string name;
+    if (!std::getline(text, name) || name != std::to_string(stage)) continue;
+    while (std::getline(text, name, '\t')) {
+      BlockCost cost;
+      text >> cost.inputs >> cost.activations >> cost.seconds;
+      text.ignore();
+      auto block = std::ranges::find(blocks, name, &MeasuredBlock::name);
+      if (block == blocks.end()) block = blocks.insert(block, {.name = name, .cost = {}});
+      block->cost.inputs = std::max(block->cost.inputs, cost.inputs);
+      block->cost.activations = std::max(block->cost.activations, cost.activations);
+      block->cost.seconds = std::max(block->cost.seconds, cost.seconds);
+    }
   }
+  return blocks;
 }
 
 }  // namespace
@@ -124,10 +132,9 @@ bool Recomputation::is_undecided() const {
   return undecided_;
 }
 
-std::string Recomputation::decide(Communicator& ranks, int64_t in_flight) {
+std::string Recomputation::decide(Communicator& ranks, int stage, int64_t in_flight) {
   const std::lock_guard lock(mutex_);
-  for (const std::string& costs : exchange_texts(describe(blocks_), ranks, "costs of recomputation"))
-    take_largest(blocks_, costs);
+  blocks_ = blocks_of_stage(stage, exchange_texts(describe(stage, blocks_), ranks, "costs of recomputation"));
   keep_within(*config_.budget, in_flight, blocks_);
   undecided_ = false;
   std::string kept;
@@ -145,6 +152,7 @@ std::string Recomputation::decide(Communicator& ranks, int64_t in_flight) {
                      std::to_string(count) + " of " + std::to_string(blocks_.size()) + " blocks, " +
                      in_mib(peak) + " at most, and recomputes the others in " + in_ms(seconds) +
                      " per micro-batch" + kept;
+  if (blocks_.empty()) text += "; no block was differentiated in the first step";
   if (peak > *config_.budget) text += "; the budget is too small even with all blocks recomputed";
   return text;
 }

@@ -2,12 +2,12 @@
 // still to be differentiated. Any thread.
 //
 // [Note: budget] With a budget the first optimizer step recomputes all blocks and measures, in each
-// recomputation, the bytes that the block would keep for backward, and the time. After that step the ranks
-// take the largest bytes and times that any of them has measured, so that all decide alike, and keep blocks
-// instead of recomputing them: those first that save the most time per byte, as long as the peak stays within
-// the budget. The peak counts, of every micro-batch between its forward and its backward, the inputs of all
-// blocks and the activations of those that are kept, and of one micro-batch the block that is recomputed at
-// that time: in backward, when the blocks after it have let go of theirs.
+// recomputation, the bytes that the block would keep for backward, and the time. After that step the ranks of
+// a pipeline stage take the largest bytes and times that any of them has measured, so that all decide alike,
+// and keep blocks instead of recomputing them: those first that save the most time per byte, as long as the
+// peak stays within the budget. The peak counts, of every micro-batch between its forward and its backward,
+// the inputs of all blocks and the activations of those that are kept, and of one micro-batch the block that
+// is recomputed at that time: in backward, when the blocks after it have let go of theirs.
 #pragma once
 
 #include <cstdint>
@@ -57,9 +57,9 @@ class Recomputation {
 
   /// Whether the budget is still to be spent.
   bool is_undecided() const;
-  /// Spends the budget, once. A collective of `ranks`, which are all of the job. Returns what was decided,
-  /// for the log.
-  std::string decide(Communicator& ranks, int64_t in_flight);
+  /// Spends the budget, once. A collective of `ranks`, which are all of the job; those of one pipeline stage
+  /// decide alike. Returns what was decided, for the log.
+  std::string decide(Communicator& ranks, int stage, int64_t in_flight);
   /// Returns what recomputation has cost since the last call, for the log; empty if nothing was timed.
   std::string report();
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "activations/forward_state.h"
@@ -25,6 +27,8 @@ using torch::autograd::AutogradContext;
 
 // The number of marked blocks that this thread is inside of.
 thread_local int depth = 0;
+// Whether this thread is in the forward of a recomputed block, whose graph is dropped.
+thread_local bool drops_graph = false;
 
 // During its lifetime the generators continue from `states`.
 class Replay {
@@ -63,8 +67,9 @@ std::string describe(const TensorFacts& facts) {
   return text + "]";
 }
 
-std::vector<c10::Device> devices_of(const Tensors& tensors) {
-  std::vector<c10::Device> devices;
+// `own`: that of the engine.
+std::vector<c10::Device> devices_of(const Tensors& tensors, c10::Device own) {
+  std::vector<c10::Device> devices = {own};
   for (const at::Tensor& tensor : tensors) {
     if (tensor.defined() && std::ranges::find(devices, tensor.device()) == devices.end())
       devices.push_back(tensor.device());
@@ -101,17 +106,77 @@ struct Pending : torch::CustomClassHolder {
   bool has_whole = false;  // the inputs of which parts are kept are saved whole too, to be compared
 };
 
-Tensors run_forward(Pending& pending, const Tensors& inputs) {
-  pending.devices = devices_of(inputs);
+// The inputs as leaves of a graph of their own.
+Tensors as_leaves(const Tensors& inputs) {
+  Tensors leaves;
+  for (const at::Tensor& input : inputs)
+    leaves.push_back(input.defined() ? input.detach().set_requires_grad(input.requires_grad()) : input);
+  return leaves;
+}
+
+// How often each tensor has been written to.
+std::vector<uint32_t> versions_of(const Tensors& tensors) {
+  std::vector<uint32_t> versions;
+  for (const at::Tensor& tensor : tensors)
+    versions.push_back(tensor.defined() && !tensor.is_inference() ? tensor._version() : 0);
+  return versions;
+}
+
+std::string in_place_remedy(const std::string& name) {
+  return "block " + name +
+         " is recomputed in backward, for which its inputs must stay as they are: it may not write to them "
+         "in "
+         "place (zerorun.recompute.patterns can leave it out)";
+}
+
+// Calls the function with autograd on, as without recomputation: some operators choose their kernels by what
+// requires grad.
+Tensors call_with_graph(const Pending& pending, const Tensors& inputs, const Tensors& leaves) {
+  const std::vector<uint32_t> before = versions_of(inputs);
+  const c10::AutoGradMode grad(true);
+  const bool outer = std::exchange(drops_graph, true);
+  const auto end = c10::make_scope_exit([outer] { drops_graph = outer; });
+  try {
+    Tensors outputs = pending.function(leaves);
+    if (versions_of(inputs) != before) throw UserError(in_place_remedy(pending.block->name));
+    return outputs;
+  } catch (c10::Error& error) {
+    if (std::string_view(error.what_without_backtrace()).find("in-place operation") != std::string_view::npos)
+      error.add_context(in_place_remedy(pending.block->name));
+    throw;
+  }
+}
+
+Tensors run_forward(Pending& pending, const Tensors& inputs, const Tensors& leaves) {
+  pending.devices = devices_of(inputs, pending.block->recomputation->home().device);
   pending.generators.emplace(pending.devices);
   const AutocastCacheOff cache_off;
   const InsideBlock inside(pending.outer_depth);
-  Tensors outputs = pending.function(inputs);
+  Tensors outputs = call_with_graph(pending, inputs, leaves);
   if (pending.generators->are_current()) pending.generators.reset();
   for (const at::Tensor& output : outputs) pending.outputs.push_back(facts_of(output));
-  for (const at::Tensor& parameter : pending.block->parameters)
-    pending.versions.push_back(parameter._version());
+  pending.versions = versions_of(pending.block->parameters);
   return outputs;
+}
+
+bool is_alias_of_any(const at::Tensor& tensor, const Tensors& others) {
+  return std::ranges::any_of(others, [&](const at::Tensor& other) {
+    return other.defined() && !other.is_same(tensor) && other.has_storage() && other.is_alias_of(tensor);
+  });
+}
+
+// The output as one of the block's node, without the graph in which it was computed. Views of inputs or of
+// other outputs stay views, to which autograd refuses writes: their history would be wrong.
+at::Tensor without_graph(const at::Tensor& output, const Tensors& outputs, const Tensors& inputs,
+                         const Tensors& leaves) {
+  if (!output.defined()) return output;
+  const auto given =
+      std::ranges::find_if(leaves, [&](const at::Tensor& leaf) { return leaf.is_same(output); });
+  if (given != leaves.end()) return inputs[static_cast<size_t>(given - leaves.begin())];
+  if (output.requires_grad() && output.is_leaf()) return output.view_as(output);  // a parameter
+  const bool is_view =
+      output.has_storage() && (is_alias_of_any(output, inputs) || is_alias_of_any(output, outputs));
+  return is_view ? output : output.detach();
 }
 
 Tensors keep(Pending& pending, const Tensors& inputs) {
@@ -124,13 +189,14 @@ Tensors keep(Pending& pending, const Tensors& inputs) {
     saved.push_back(kept->saved());
     if (kept->is_part()) whole.push_back(input);
   }
-  pending.has_whole = !whole.empty() && recomputation.compares(pending.block->name);
+  pending.has_whole = !whole.empty() && !drops_graph && recomputation.compares(pending.block->name);
   if (pending.has_whole) saved.insert(saved.end(), whole.begin(), whole.end());
   return saved;
 }
 
 void check_same(const Pending& pending, const at::Tensor& joined, const at::Tensor& whole, size_t index) {
-  if (at::equal(joined, whole)) return;
+  // Bit by bit, so that a value that is not a number equals itself.
+  if (at::equal(joined.reshape({-1}).view(at::kByte), whole.reshape({-1}).view(at::kByte))) return;
   throw UserError(
       "activation_checkpointing.partition_activations: tensor ranks give block " + pending.block->name +
       " different values as input " + std::to_string(index) +
@@ -228,7 +294,13 @@ struct RecomputedBlock : torch::autograd::Function<RecomputedBlock> {
   // outputs do.
   static Tensors forward(AutogradContext* context, const c10::intrusive_ptr<Pending>& pending,
                          const Tensors& inputs, at::TensorList /*defined*/) {
-    const Tensors outputs = run_forward(*pending, inputs);
+    const Tensors leaves = as_leaves(inputs), computed = run_forward(*pending, inputs, leaves);
+    Tensors outputs, constants;
+    for (const at::Tensor& output : computed) {
+      outputs.push_back(without_graph(output, computed, inputs, leaves));
+      if (output.defined() && !output.requires_grad()) constants.push_back(outputs.back());
+    }
+    context->mark_non_differentiable(constants);
     context->save_for_backward(keep(*pending, inputs));
     context->saved_data["pending"] = c10::IValue::make_capsule(pending);
     context->set_materialize_grads(false);

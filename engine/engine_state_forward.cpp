@@ -4,6 +4,7 @@
 
 #include "activations/marked_modules.h"
 #include "activations/recomputation.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "engine/engine_state.h"
 
@@ -27,15 +28,25 @@ AutocastState EngineState::autocast_state() const {
 
 void EngineState::start_recomputation(bool has_pipeline) {
   RecomputeConfig chosen = config.recompute;
-  if (config.pipeline.recomputed_group > 0 && has_pipeline) chosen = {.every = 1};
+  if (config.pipeline.recomputed_group > 0 && has_pipeline) {
+    chosen.every = 1;
+    chosen.patterns.clear();
+    chosen.budget.reset();
+  }
   const bool recomputes = chosen.every > 0 || !chosen.patterns.empty() || chosen.budget;
   if (!recomputes || computes_only || !model.module) return;
   const bool splits = has_tensor_plan && mesh.sizes().tensor > 1;
   recomputation = std::make_shared<Recomputation>(
       chosen,
       InputHome{.tensor_ranks = chosen.partitioned && splits ? &mesh.along(MeshAxis::tensor) : nullptr,
-                .on_host = chosen.on_host});
+                .on_host = chosen.on_host,
+                .device = mesh.world().device().location()});
   marked_modules = std::make_unique<MarkedModules>(*model.module, recomputation);
+  for (const std::string& pattern : chosen.patterns) {
+    if (has_pipeline || marked_modules->has(pattern)) continue;
+    throw UserError("zerorun.recompute.patterns: \"" + pattern +
+                    "\" names no module of the model; * stands for one part of a name, as in \"h.*.mlp\"");
+  }
   if (mesh.world().rank() != 0) return;
   if (chosen.partitioned && !splits)
     log_info("activation_checkpointing.partition_activations has no effect without tensor ranks");
@@ -46,7 +57,8 @@ void EngineState::start_recomputation(bool has_pipeline) {
 
 void EngineState::spend_recomputation_budget() {
   if (!recomputation || !recomputation->is_undecided()) return;
-  const std::string decision = recomputation->decide(mesh.world(), micro_batches_in_flight(*this));
+  const std::string decision =
+      recomputation->decide(mesh.world(), mesh.coordinates().pipeline, micro_batches_in_flight(*this));
   if (mesh.world().rank() == 0) log_info(decision);
 }
 

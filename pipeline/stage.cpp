@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -93,8 +94,10 @@ PipelineStage::PipelineStage(std::vector<PipelineLayer> layers, std::string behi
     const std::span<const PipelineLayer> its(&layers_[begin], added.end - begin);
     const std::string name = its.size() == 1 ? its[0].name : its.front().name + " to " + its.back().name;
     Tensors parameters;
-    for (const PipelineLayer& layer : its)
-      parameters.insert(parameters.end(), layer.tensors.begin(), layer.tensors.end());
+    for (const PipelineLayer& layer : its) {
+      std::ranges::copy_if(layer.tensors, std::back_inserter(parameters),
+                           [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+    }
     added.block = std::make_shared<const Block>(
         Block{.name = name, .recomputation = options.recomputation, .parameters = std::move(parameters)});
   }

@@ -30,7 +30,7 @@ static constexpr KeyFact activation_rows[] = {
     boolean(".synchronize_checkpoint_boundary", "false",
             "synchronize with the device at checkpoint boundaries")
         .no_effect("the order of streams makes it unnecessary"),
-    boolean(".profile", "false", "log the time that forwards of recomputed blocks and recomputations take"),
+    boolean(".profile", "false", "log the time that recomputations take"),
     boolean(".cpu_checkpointing", "false",
             "keep the inputs of recomputed blocks in host memory; no effect on CPU ranks"),
 };

@@ -120,6 +120,33 @@ TEST_CASE("Layers of a pipeline that are recomputed change no bit, and those of 
   }
 }
 
+TEST_CASE("Buffers of a pipeline's layers may change between a forward and its recomputation") {
+  run_ranks(1, [](std::shared_ptr<Communicator> communicator) {
+    torch::nn::Linear first(4, 4), last(4, 4);
+    torch::nn::BatchNorm1d norm(4);
+    struct Holder : torch::nn::Module {
+    } model;
+    model.register_module("first", first.ptr());
+    model.register_module("norm", norm.ptr());
+    model.register_module("last", last.ptr());
+    Pipeline pipeline;
+    pipeline.layers = {layer_of("first", *first), layer_of("norm", *norm), layer_of("last", *last)};
+    pipeline.loss = [](const Tensors& outputs, const Tensors&) { return outputs[0].square().sum(); };
+    InitializeOptions options;
+    options.communicator = std::move(communicator);
+    options.pipeline = pipeline;
+    options.mesh = MeshSizes{};
+    Engine engine =
+        initialize(model,
+                   parse_config(decoder_config(1, kSgd, 2, R"(, "zerorun": {"recompute": {"every": 1}})"),
+                                "test config", 1),
+                   options);
+    const std::vector<MicroBatch> batches(2, MicroBatch{.inputs = {at::ones({3, 4})}, .labels = {}});
+    engine.train_batch(batches);
+    expect(engine.global_steps() == 1, "a step");
+  });
+}
+
 TEST_CASE("A pipeline runs layers under autocast if the config says so") {
   for (const auto [stage, recomputes] : settings(4, 2)) {
     CAPTURE(stage, recomputes);

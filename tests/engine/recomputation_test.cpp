@@ -167,7 +167,8 @@ namespace {
 
 // Layers of a Sequential, of which some take or return no tensor alone.
 struct Pair : torch::nn::Module {
-  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x) { return {x * 2, x.detach()}; }
+  at::Tensor factor = register_parameter("factor", at::ones({4}));
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x) { return {x * factor, x.detach()}; }
 };
 struct Joined : torch::nn::Module {
   Joined() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}
@@ -178,13 +179,14 @@ struct Joined : torch::nn::Module {
 };
 
 int calls_of_counted = 0;
-struct Counted : torch::nn::Module {
-  Counted() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}
+struct Counted : torch::nn::Cloneable<Counted> {
+  Counted() { Counted::reset(); }
+  void reset() override { linear = register_module("linear", torch::nn::Linear(4, 4)); }
   at::Tensor forward(const at::Tensor& x) {
     ++calls_of_counted;
     return at::tanh(linear(x));
   }
-  torch::nn::Linear linear;
+  torch::nn::Linear linear{nullptr};
 };
 
 std::vector<at::Tensor> train_sequential(const std::string& config, torch::nn::Sequential& model,
@@ -375,6 +377,88 @@ TEST_CASE("An error in a recomputation leaves generators, autocast and the engin
     model.zero_grad();
     engine.backward(loss());
     engine.step();
+  });
+}
+
+TEST_CASE(
+    "A block that writes to its input in place is refused by name, also where the input requires no grad") {
+  run_ranks(1, [](auto communicator) {
+    Marked model;
+    fill(model, 8);
+    Engine engine = make_engine(model, block_config(1, recomputing(R"("every": 1)")), communicator);
+    const auto run = [&](at::Tensor x) {
+      return recomputable(
+          *model.first, [&](at::Tensor given) { return model.first(given.mul_(2)); }, x);
+    };
+    expect_throws(
+        [&] {
+          run(values({3, 4}, 1));
+        },
+        "block first is recomputed in backward, for which its inputs", "an input that requires no grad");
+    expect_throws(
+        [&] {
+          run(values({3, 4}, 1).requires_grad_() * 1);
+        },
+        "block first is recomputed in backward, for which its inputs", "an input that requires grad");
+  });
+}
+
+TEST_CASE("A block may return a parameter or a constant that it has captured, which stay as they are") {
+  at::Tensor constant = values({3, 4}, 9);
+  expect_like_plain([&](Marked& model, int step) {
+    const auto [y, weight, same] = recomputable(
+        *model.first,
+        [&](const at::Tensor& given) {
+          return std::tuple(model.first(given), model.first->weight, constant);
+        },
+        values({3, 4}, step));
+    expect(model.first->weight.is_leaf() && !constant.requires_grad() && !same.requires_grad(),
+           "captured tensors");
+    return (y * same).square().sum() + weight.sum() + model.second(y).sum();
+  });
+}
+
+TEST_CASE("Outputs of a block may be written in place") {
+  expect_like_plain([](Marked& model, int step) {
+    const at::Tensor x = values({2, 3, 4}, step);
+    at::Tensor y = recomputable(*model.first, x);
+    return recomputable(*model.second, y.relu_()).square().sum();
+  });
+}
+
+TEST_CASE("A Sequential with several engines, names, clones and layers that are added keeps its own layers") {
+  run_ranks(1, [](std::shared_ptr<Communicator> communicator) {
+    struct Holder : torch::nn::Module {
+      torch::nn::Sequential layers = register_module(
+          "layers", torch::nn::Sequential(Counted(), torch::nn::ReLU(torch::nn::ReLUOptions(true))));
+      torch::nn::Sequential again = register_module("again", layers);
+    };
+    Holder model;
+    fill(model, 3);
+    const std::string config = block_config(0, recomputing(R"("every": 1)"));
+    {
+      Engine first = make_engine(model, config, communicator);
+      std::shared_ptr<torch::nn::Module> clone = model.layers->clone();
+      expect(clone->as<torch::nn::Sequential>()->at<Counted>(0).named_parameters().size() == 2,
+             "a clone's layer");
+      first = make_engine(model, config, communicator);
+      calls_of_counted = 0;
+      first.backward(model.layers->forward(values({3, 4}, 1)).square().sum());
+      first.step();
+      expect(calls_of_counted == 2, "the second engine recomputes");
+      for (int layer = 0; layer < 20; ++layer) model.layers->push_back(Counted());
+    }
+    expect(model.layers->at<Counted>(0).named_parameters().size() == 2, "the first layer");
+    expect(model.layers->at<torch::nn::ReLU::ContainedType>(1).options.inplace(), "the second layer");
+  });
+}
+
+TEST_CASE("Patterns that name no module are refused") {
+  run_ranks(1, [](auto communicator) {
+    Marked model;
+    expect_throws(
+        [&] { make_engine(model, block_config(1, recomputing(R"("patterns": ["h.*"])")), communicator); },
+        "zerorun.recompute.patterns: \"h.*\" names no module of the model", "a pattern");
   });
 }
 

@@ -236,6 +236,8 @@ void use_recomputation(const std::shared_ptr<zerorun::Communicator>& communicato
       R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"},
           "zerorun": {"recompute": {"every": 1}}})",
       "one", 1);
+  const zerorun::RecomputeConfig& chosen = config.recompute;
+  expect(chosen.every == 1, "every block");
   zerorun::Engine engine = zerorun::initialize(model, config, options);
   int calls = 0;
   const at::Tensor loss = [&] {
