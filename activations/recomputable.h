@@ -13,58 +13,17 @@
 #include <concepts>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "activations/block_tensors.h"
 #include "activations/recomputed_block.h"
 
 namespace zerorun {
 
 /// The block that is marked by `module`; null if no engine recomputes blocks of a model with it.
 std::shared_ptr<const Block> find_block(const torch::nn::Module& module);
-
-namespace detail {
-
-inline Tensors to_tensors(at::Tensor result) {
-  return {std::move(result)};
-}
-inline Tensors to_tensors(Tensors result) {
-  return result;
-}
-template <typename... Each>
-Tensors to_tensors(std::tuple<Each...> result) {
-  return std::apply([](auto&&... each) { return Tensors{std::move(each)...}; }, std::move(result));
-}
-template <typename First, typename Second>
-Tensors to_tensors(std::pair<First, Second> result) {
-  return {std::move(result.first), std::move(result.second)};
-}
-
-template <typename Result>
-Result from_tensors(Tensors tensors) {
-  if constexpr (std::is_same_v<Result, Tensors>) {
-    return tensors;
-  } else if constexpr (std::is_same_v<Result, at::Tensor>) {
-    return std::move(tensors.at(0));
-  } else {
-    return [&]<size_t... Index>(std::index_sequence<Index...>) {
-      return Result{std::move(tensors.at(Index))...};
-    }
-    (std::make_index_sequence<std::tuple_size_v<Result>>());
-  }
-}
-
-template <typename Function, size_t... Index>
-decltype(auto) call(Function& function, const Tensors& inputs, std::index_sequence<Index...>) {
-  return function(inputs[Index]...);
-}
-
-template <typename Input>
-concept TensorInput = std::convertible_to<const Input&, at::Tensor>;
-
-}  // namespace detail
 
 /// Returns function(inputs...), a block of the model that `module` belongs to and gives its name, such as
 /// "h.3". The inputs are tensors, which may be undefined; `function` captures everything else that the block

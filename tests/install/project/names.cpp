@@ -239,6 +239,7 @@ void use_recomputation(const std::shared_ptr<zerorun::Communicator>& communicato
   const zerorun::RecomputeConfig& chosen = config.recompute;
   expect(chosen.every == 1, "every block");
   zerorun::Engine engine = zerorun::initialize(model, config, options);
+  expect(zerorun::find_block(*model.scale) != nullptr, "a marked module");
   int calls = 0;
   const at::Tensor loss = [&] {
     const zerorun::AutocastScope autocast = engine.autocast();
