@@ -116,8 +116,10 @@ bool Restore::is_there(const std::string& parameter) const {
 }
 
 bool Restore::is_read(int parameter, const StateTensor& state) const {
-  const std::string& name = state_->buckets.parameters()[parameter].name;
-  if (state.kind == StateKind::gradient || !is_there(name)) return false;
+  const NamedParameter& own = state_->buckets.parameters()[parameter];
+  const std::string& name = own.name;
+  // No file has states of a parameter without elements.
+  if (state.kind == StateKind::gradient || own.tensor.numel() == 0 || !is_there(name)) return false;
   // A parameter that was frozen in the checkpoint and is trained now keeps the moments that it has here.
   return state.kind != StateKind::moment ||
          (options_.optimizer_states && saved_->manifest().parameters.at(names_.at(name)).trained);
