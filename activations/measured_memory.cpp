@@ -2,20 +2,14 @@
 
 #include <c10/core/Allocator.h>
 
-#include <algorithm>
-
 namespace zerorun {
 
 class MeasuredMemory::Counter : public c10::MemoryReportingInfoBase {
  public:
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    held += bytes;
-    peak = std::max(peak, held);
-  }
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override { held += bytes; }
   bool memoryProfilingEnabled() const override { return true; }
 
   int64_t held = 0;
-  int64_t peak = 0;
 };
 
 MeasuredMemory::MeasuredMemory()
@@ -25,10 +19,6 @@ MeasuredMemory::~MeasuredMemory() = default;
 
 int64_t MeasuredMemory::held() const {
   return counter_->held;
-}
-
-int64_t MeasuredMemory::peak() const {
-  return counter_->peak;
 }
 
 }  // namespace zerorun

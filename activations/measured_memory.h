@@ -19,8 +19,6 @@ class MeasuredMemory {
 
   /// Bytes allocated, less those freed.
   int64_t held() const;
-  /// The largest value of held() so far.
-  int64_t peak() const;
 
  private:
   class Counter;

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -71,7 +72,7 @@ class Recomputation {
   std::map<std::string, int64_t, std::less<>>
       places_;                         // of the blocks that `every` counts, in forward's order
   std::vector<MeasuredBlock> blocks_;  // in that order; only with a budget
-  std::map<std::string, bool, std::less<>> compared_;
+  std::set<std::string> compared_;     // blocks
   int64_t timed_count_ = 0;
   double timed_seconds_ = 0;
 };

@@ -167,13 +167,18 @@ bool is_alias_of_any(const at::Tensor& tensor, const Tensors& others) {
 
 // The output as one of the block's node, without the graph in which it was computed. Views of inputs or of
 // other outputs stay views, to which autograd refuses writes: their history would be wrong.
-at::Tensor without_graph(const at::Tensor& output, const Tensors& outputs, const Tensors& inputs,
-                         const Tensors& leaves) {
+at::Tensor without_graph(const std::string& block, const at::Tensor& output, const Tensors& outputs,
+                         const Tensors& inputs, const Tensors& leaves) {
   if (!output.defined()) return output;
   const auto given =
       std::ranges::find_if(leaves, [&](const at::Tensor& leaf) { return leaf.is_same(output); });
   if (given != leaves.end()) return inputs[static_cast<size_t>(given - leaves.begin())];
-  if (output.requires_grad() && output.is_leaf()) return output.view_as(output);  // a parameter
+  if (output.requires_grad() && output.is_leaf()) {
+    throw UserError(
+        "block " + block +
+        ", which is recomputed in backward, returns a parameter or another tensor that begins a graph of "
+        "its own: return what is computed from it, or use it outside of the block");
+  }
   const bool is_view =
       output.has_storage() && (is_alias_of_any(output, inputs) || is_alias_of_any(output, outputs));
   return is_view ? output : output.detach();
@@ -297,7 +302,7 @@ struct RecomputedBlock : torch::autograd::Function<RecomputedBlock> {
     const Tensors leaves = as_leaves(inputs), computed = run_forward(*pending, inputs, leaves);
     Tensors outputs, constants;
     for (const at::Tensor& output : computed) {
-      outputs.push_back(without_graph(output, computed, inputs, leaves));
+      outputs.push_back(without_graph(pending->block->name, output, computed, inputs, leaves));
       if (output.defined() && !output.requires_grad()) constants.push_back(outputs.back());
     }
     context->mark_non_differentiable(constants);

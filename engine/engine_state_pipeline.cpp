@@ -61,7 +61,7 @@ void EngineState::start_pipeline(DividedModel divided, WholeModel whole_model,
                                           options.pipeline->loss, mesh.along(MeshAxis::pipeline),
                                           ForwardOptions{.recomputation = recomputation,
                                                          .recomputed_group = config.pipeline.recomputed_group,
-                                                         .autocast = config.precision.autocast});
+                                                         .autocast = [this] { return autocast_state(); }});
 }
 
 void EngineState::check_not_divided(const std::string& call) const {

@@ -93,6 +93,9 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
     }
     if (lacks_windows)
       log_warning("pipeline.reduce \"window\" has no effect: the program gives no list of layers");
+    if (!divided && config.pipeline.recomputed_group > 0)
+      log_warning(
+          "pipeline.activation_checkpoint_interval has no effect: the program gives no list of layers");
     log_adam(config);
     log_precision(config.precision);
   }

@@ -71,7 +71,7 @@ PipelineStage::PipelineStage(std::vector<PipelineLayer> layers, std::string behi
                              std::function<at::Tensor(const Tensors&, const Tensors&)> loss,
                              Communicator& ranks, const ForwardOptions& options)
     : layers_(std::move(layers)),
-      autocasts_(options.autocast),
+      autocast_(options.autocast),
       behind_(std::move(behind)),
       loss_(std::move(loss)),
       ranks_(&ranks),
@@ -106,12 +106,6 @@ PipelineStage::PipelineStage(std::vector<PipelineLayer> layers, std::string behi
 std::string PipelineStage::label(const char* what, int micro_batch, int from, int to) const {
   return std::string(what) + " of micro-batch " + std::to_string(micro_batch + 1) + " of " +
          std::to_string(count_) + ", stage " + std::to_string(from) + " to " + std::to_string(to);
-}
-
-AutocastState PipelineStage::autocast() const {
-  AutocastState state;
-  if (autocasts_) state.enable(ranks_->device().location().type(), at::kBFloat16);
-  return state;
 }
 
 Tensors PipelineStage::run_layers(Tensors tensors) const {
@@ -179,7 +173,7 @@ Tensors PipelineStage::inputs_of(const Activations& activations, const MicroBatc
 
 void PipelineStage::compute(Activations& activations, const MicroBatch& batch, int micro_batch,
                             InFlight& flight) {
-  const AutocastScope scope(autocast());
+  const AutocastScope autocast(autocast_());
   flight.outputs = run_layers(inputs_of(activations, batch, flight));
   if (is_last()) {
     flight.outputs = {loss_of(flight.outputs, batch)};

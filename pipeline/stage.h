@@ -28,8 +28,8 @@ struct Block;
 /// How layers run.
 struct ForwardOptions {
   std::shared_ptr<Recomputation> recomputation = nullptr;  // null: no layer is recomputed
-  int64_t recomputed_group = 0;  // layers that are recomputed together; 0: each on its own
-  bool autocast = false;         // in bf16
+  int64_t recomputed_group = 0;             // layers that are recomputed together; 0: each on its own
+  std::function<AutocastState()> autocast;  // as forwards are to have it
 };
 
 class PipelineStage {
@@ -80,7 +80,6 @@ class PipelineStage {
   void arrive(Activations& activations, const PipelineAction& action, InFlight& flight);
   /// The rest of a forward.
   void compute(Activations& activations, const MicroBatch& batch, int micro_batch, InFlight& flight);
-  AutocastState autocast() const;
   Tensors run_layers(Tensors tensors) const;
   /// Layers `begin` to `end`. `giver`: who gives the tensors, for messages.
   Tensors run_group(size_t begin, size_t end, std::string giver, Tensors tensors) const;
@@ -98,7 +97,7 @@ class PipelineStage {
 
   std::vector<PipelineLayer> layers_;
   std::vector<Group> groups_;
-  bool autocasts_;
+  std::function<AutocastState()> autocast_;
   std::string behind_;
   std::function<at::Tensor(const Tensors&, const Tensors&)> loss_;
   Communicator* ranks_;

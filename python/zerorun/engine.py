@@ -129,10 +129,7 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         if self._core.rank() == 0:
             log_conversions(model, dtypes, self.dtype)
             compare_dtype(model, self.dtype)
-            if self._config["moves_activations"]:
-                log.warning("partition_activations and cpu_checkpointing have no effect in Python: torch.utils.checkpoint keeps a "
-                            "block's inputs where they are")
-        self._stop_recomputing = recompute(model, self._config["recompute"]) if self._config["recompute"] else None
+        self._stop_recomputing = recompute(model, self._config, self._core.rank())
         groups_of_ranks.follow(self._core)
         _registry.add(self)
 
@@ -346,9 +343,7 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         its parameters."""
         self._raw_readers.close_left_open()
         self._hooks.remove()
-        if self._stop_recomputing is not None:
-            self._stop_recomputing()
-            self._stop_recomputing = None
+        self._stop_recomputing()
         if self._client_watch is not None:
             self._client_watch.end()
             self._client_watch = None

@@ -1,11 +1,14 @@
 """zerorun.recompute for Python modules: the forwards of chosen modules run under torch.utils.checkpoint."""
 
 import functools
+import logging
 
 import torch.utils.checkpoint
 
 from . import _core
 from .errors import UserError
+
+log = logging.getLogger("zerorun")
 
 
 def _items_of_lists(model):
@@ -49,15 +52,20 @@ def _recomputing(forward):
     return run
 
 
-def recompute(model, settings):
-    """Has chosen modules of the model recomputed in backward, until the returned function is called. `settings`: "every",
-    "patterns" and "budget" of zerorun.recompute. Throws UserError."""
-    before = [(module, module.__dict__.get("forward")) for module in _chosen(model, settings)]
+def recompute(model, config, rank):
+    """Has the modules that zerorun.recompute chooses recomputed in backward, until the returned function is called. `config`: the
+    engine's. Throws UserError."""
+    if config["moves_activations"] and rank == 0:
+        log.warning("partition_activations and cpu_checkpointing have no effect in Python: torch.utils.checkpoint keeps a block's "
+                    "inputs where they are")
+    chosen = _chosen(model, config["recompute"]) if config["recompute"] else []
+    before = [(module, module.__dict__.get("forward")) for module in chosen]
     for module, _ in before:
         module.forward = _recomputing(module.forward)
 
     def stop():
-        for module, forward in before:
+        while before:
+            module, forward = before.pop()
             if forward is None:
                 del module.forward
             else:

@@ -414,6 +414,20 @@ TEST_CASE("A block may return a constant that it has captured, which stays as it
   });
 }
 
+TEST_CASE("A block that returns a parameter is refused by name") {
+  run_ranks(2, [](auto communicator) {
+    Marked model;
+    fill(model, 8);
+    Engine engine = make_engine(model, block_config(3, recomputing(R"("every": 1)")), communicator);
+    expect_throws(
+        [&] {
+          recomputable(
+              *model.first, [&](const at::Tensor&) { return model.first->weight; }, values({3, 4}, 1));
+        },
+        "block first, which is recomputed in backward, returns a parameter", "a parameter");
+  });
+}
+
 TEST_CASE("Outputs of a block may be written in place") {
   expect_like_plain([](Marked& model, int step) {
     const at::Tensor x = values({2, 3, 4}, step);
