@@ -21,4 +21,17 @@ bool matches_name(std::string_view pattern, std::string_view name) {
   return pattern.empty() && name.empty();
 }
 
+// The first place of each part between stars leaves the most for the next ones.
+bool matches_anywhere(std::string_view pattern, std::string_view name) {
+  while (true) {
+    const size_t star = pattern.find('*');
+    const std::string_view part = pattern.substr(0, star);
+    const size_t found = name.find(part);
+    if (found == std::string_view::npos) return false;
+    if (star == std::string_view::npos) return true;
+    name.remove_prefix(found + part.size());
+    pattern.remove_prefix(star + 1);
+  }
+}
+
 }  // namespace zerorun

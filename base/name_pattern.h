@@ -9,4 +9,8 @@ namespace zerorun {
 /// stands for any one part: "h.*.mlp" names "h.3.mlp".
 bool matches_name(std::string_view pattern, std::string_view name);
 
+/// Whether `pattern` names a part of `name`, as transformers matches tensors to keep in fp32: "*" stands for
+/// any characters, and the match may begin and end anywhere.
+bool matches_anywhere(std::string_view pattern, std::string_view name);
+
 }  // namespace zerorun

@@ -11,6 +11,19 @@
 namespace zerorun::config {
 namespace {
 
+/// Refuses bfloat16 weights and states with optimizers whose steps need whole parameters.
+void check_states(const Resolution& resolution, const Config& config) {
+  const PrecisionConfig& precision = config.precision;
+  if (!config.optimizer || (precision.master == Dtype::fp32 && precision.moments == Dtype::fp32)) return;
+  const bool works_on_whole = std::holds_alternative<LambConfig>(*config.optimizer) ||
+                              std::holds_alternative<MuonConfig>(*config.optimizer);
+  if (!works_on_whole) return;
+  resolution.report(
+      precision.master != Dtype::fp32 ? "bf16.bf16_master_weights_and_grads" : "bf16.bf16_optimizer_states",
+      std::string("false with the optimizer ") + name_of(*config.optimizer), "true",
+      "remove it, or use an optimizer that updates each element by itself, such as AdamW");
+}
+
 /// Makes the Config from settings that have passed the checks against the key table. Applies the rules that
 /// involve several keys.
 Config resolve(const Resolution& resolution, std::optional<int> world_size,
@@ -33,6 +46,7 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size,
   config.zero = resolve_zero(resolution);
   config.python = resolve_python(resolution);
   config.precision = resolve_precision(resolution);
+  check_states(resolution, config);
   resolve_gradients(resolution, config);
   config.steps_per_print = settings.get<int64_t>("steps_per_print");
   resolution.read("wall_clock_breakdown", config.wall_clock_breakdown);

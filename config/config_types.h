@@ -103,6 +103,8 @@ struct MuonConfig {
   double weight_decay = 0.0;
   double momentum = 0.95;
   NewtonSchulz newton_schulz = NewtonSchulz::gram;
+  bool per_head =
+      false;         // attention heads are orthogonalized one by one (InitializeOptions::attention_heads)
   AdamConfig adamw;  // for the parameters that are updated by AdamW instead of Muon
   friend bool operator==(const MuonConfig&, const MuonConfig&) = default;
 };
@@ -236,10 +238,17 @@ struct PrecisionConfig {
   Dtype communication = Dtype::fp32;  // dtype of gradients in collectives; default: `training`
   Dtype accumulation = Dtype::fp32;   // dtype in which gradients are accumulated over micro-batches
   std::optional<Dtype> buffers;       // dtype of the module's floating-point buffers; absent: left unchanged
-  bool master_from_fp32 = false;      // start master weights from the parameters' unrounded values
-  bool auto_cast = false;             // Engine::cast_input() converts inputs to `training`
-  bool autocast = false;              // forwards run under autocast, in bf16; parameters are fp32
-  LossScaleConfig loss_scale;         // used for fp16 only
+  /// Patterns of the names of buffers that are fp32 all the same under 16-bit training (matches_anywhere() in
+  /// base/name_pattern.h); absent: "auto".
+  std::optional<std::vector<std::string>> fp32_buffers = {};
+  bool master_from_fp32 = false;  // start master weights from the parameters' unrounded values
+  Dtype master = Dtype::fp32;     // dtype of master weights; if it is `training`, parameters have none
+  Dtype moments = Dtype::fp32;    // dtype of optimizer states: float32 or bfloat16
+  /// The seed of the random numbers by which updates round to bfloat16; absent: they round to nearest.
+  std::optional<int64_t> rounding_seed = {};
+  bool auto_cast = false;      // Engine::cast_input() converts inputs to `training`
+  bool autocast = false;       // forwards run under autocast, in bf16; parameters are fp32
+  LossScaleConfig loss_scale;  // used for fp16 only
 };
 
 /// What only the Python package uses.
@@ -249,6 +258,7 @@ struct PythonConfig {
   std::vector<std::string> leaf_names = {};
   std::vector<std::string> leaf_name_suffixes = {};
   bool gather_16bit_weights_on_model_save = false;  // for programs that ask: save_16bit_model() gathers
+  bool disable_gc = false;  // Python's collector of reference cycles is off while the engine lives
 };
 
 struct PipelineConfig {

@@ -119,6 +119,7 @@ MuonConfig read_params(const Resolution& resolution, const MuonConfig& defaults)
   muon.adamw.bias_correction = true;
   resolution.read("optimizer.params.muon_lr", muon.lr);
   resolution.read("optimizer.params.adam_lr", muon.adamw.lr);
+  resolution.read("optimizer.params.per_head_muon", muon.per_head);
   if (settings.get<std::string>("optimizer.params.ns_method") == "standard") {
     muon.newton_schulz = NewtonSchulz::standard;
   }

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "base/dtype.h"
 #include "config/sections.h"
@@ -15,6 +16,9 @@ constexpr std::string_view minimum_key = "fp16.min_loss_scale";
 constexpr std::string_view accumulation_key = "data_types.grad_accum_dtype";
 constexpr std::string_view parameter_key = "data_types.param_dtype";
 constexpr std::string_view master_key = "data_types.master_from_fp32";
+constexpr std::string_view bf16_master_key = "bf16.bf16_master_weights_and_grads";
+constexpr std::string_view bf16_states_key = "bf16.bf16_optimizer_states";
+constexpr std::string_view stochastic_key = "zerorun.stochastic_rounding";
 constexpr std::string_view communication_key = "communication_data_type";
 
 Dtype dtype_named(const std::string& name) {
@@ -68,11 +72,35 @@ void check_dtype(const Resolution& resolution, std::string_view key, Dtype train
       "leave the key out" + std::string(may_be_fp32 ? " for fp32" : "") + ", or " + switch_to(*asked));
 }
 
-void tell_of_master(const Resolution& resolution, Dtype training) {
-  const bool asked = resolution.settings.get<bool>(master_key).value_or(false);
-  if (asked && training == Dtype::fp32) {
-    resolution.note(master_key, "true has no effect: training is in fp32");
+bool is_on(const Resolution& resolution, std::string_view key) {
+  return resolution.settings.get<bool>(key).value_or(false);
+}
+
+void tell_of_master(const Resolution& resolution, const PrecisionConfig& precision) {
+  if (!is_on(resolution, master_key) || precision.training != precision.master) return;
+  resolution.note(master_key,
+                  precision.training == Dtype::fp32
+                      ? "true has no effect: training is in fp32"
+                      : "true has no effect: with bf16_master_weights_and_grads there are no master weights");
+}
+
+/// Reads which states are bfloat16, and how updates round to it.
+void read_states(const Resolution& resolution, PrecisionConfig& precision) {
+  for (const auto& [key, dtype] :
+       {std::pair(bf16_master_key, &precision.master), std::pair(bf16_states_key, &precision.moments)}) {
+    if (!is_on(resolution, key)) continue;
+    if (precision.training == Dtype::bf16) {
+      *dtype = Dtype::bf16;
+    } else {
+      resolution.note(key, "true has no effect: bf16.enabled is not true");
+    }
   }
+  if (!is_on(resolution, stochastic_key)) return;
+  int64_t seed = 0;
+  resolution.read("zerorun.rounding_seed", seed);
+  precision.rounding_seed = seed;
+  if (precision.master == Dtype::fp32 && precision.moments == Dtype::fp32)
+    resolution.note(stochastic_key, "true has no effect: weights and optimizer states are updated in fp32");
 }
 
 /// Notes that the keys of dynamic loss scaling have no effect, because the scale is fixed.
@@ -152,11 +180,14 @@ PrecisionConfig resolve_precision(const Resolution& resolution) {
     check_dtype(resolution, parameter_key, *training);
     check_dtype(resolution, accumulation_key, *training);
     settings.derive(communication_key, std::string(name_of(*training)));
-    tell_of_master(resolution, *training);
+    read_states(resolution, precision);
+    settings.derive(accumulation_key, std::string(name_of(precision.master)));
+    tell_of_master(resolution, precision);
   }
   precision.communication = dtype_of(settings, communication_key).value_or(precision.training);
   precision.accumulation = dtype_of(settings, accumulation_key).value_or(Dtype::fp32);
   precision.buffers = dtype_of(settings, "data_types.buffer_dtype");
+  precision.fp32_buffers = settings.get<std::vector<std::string>>("data_types.keep_in_fp32_modules");
   resolution.read(master_key, precision.master_from_fp32);
   precision.autocast = settings.get<bool>("torch_autocast.enabled").value_or(false);
   if (precision.autocast) check_autocast(resolution, precision.training);

@@ -70,6 +70,7 @@ PythonConfig resolve_python(const Resolution& resolution) {
   PythonConfig python;
   const std::string section = "zero_optimization.leaf_module";
   const Settings& settings = resolution.settings;
+  resolution.read("disable_python_gc", python.disable_gc);
   resolution.read(section + ".classes", python.leaf_classes);
   resolution.read(section + ".names", python.leaf_names);
   resolution.read(section + ".name_suffixes", python.leaf_name_suffixes);

@@ -17,7 +17,6 @@
 #include "base/dtype.h"
 #include "cuda/values.h"
 #include "device/step_facts.h"
-#include "device/update_rules.h"
 
 namespace zerorun::cuda {
 
@@ -194,85 +193,6 @@ struct AddScaled {
       if (!stays_finite<float>(value * factor))
         keep_larger(slot, slot_of(number + stays_finite<float>(value)));
     }
-  }
-};
-
-/// One optimizer step of `rule` on gradients multiplied by StepFacts::factor. Also writes the new values,
-/// rounded, to `rounded`.
-template <typename Rule, typename Gradient>
-struct Update {
-  static constexpr int kWidth = kWidthOf<float, Gradient>;
-  static constexpr int kAhead = 1;  // one group already has up to five loads in flight
-  Rule rule;
-  const Gradient* gradient;
-  float* values;
-  float* first;  // first to third: null if the rule does not have this moment
-  float* second;
-  float* third;
-  void* rounded;  // null: rounded values are not written
-  Dtype rounded_dtype;
-  float factor = 0;  // StepFacts::factor
-
-  template <int N>
-  struct Taken {
-    Group<Gradient, N> gradient;
-    Group<float, N> values;
-    Group<float, N> first;
-    Group<float, N> second;
-    Group<float, N> third;
-  };
-
-  Division division(int64_t numel) const {
-    return divide(numel, kWidth,
-                  {{gradient, sizeof(Gradient)},
-                   {values, sizeof(float)},
-                   {first, sizeof(float)},
-                   {second, sizeof(float)},
-                   {third, sizeof(float)},
-                   {rounded, sizeof(uint16_t)}});
-  }
-
-  template <int N>
-  ZERORUN_HOST_DEVICE Taken<N> take(int64_t index) const {
-    Taken<N> taken;
-    taken.gradient = load<N>(gradient + index);
-    taken.values = load<N>(values + index);
-    if constexpr (Rule::kMoments > 0) taken.first = load<N>(first + index);
-    if constexpr (Rule::kMoments > 1) taken.second = load<N>(second + index);
-    if constexpr (Rule::kMoments > 2) taken.third = load<N>(third + index);
-    return taken;
-  }
-
-  template <int N>
-  ZERORUN_HOST_DEVICE void give(int64_t index, Taken<N> taken) const {
-    ZERORUN_UNROLL
-    for (int i = 0; i < N; ++i) {
-      Element element{taken.values.values[i], 0, 0, 0};
-      if constexpr (Rule::kMoments > 0) element.first = taken.first.values[i];
-      if constexpr (Rule::kMoments > 1) element.second = taken.second.values[i];
-      if constexpr (Rule::kMoments > 2) element.third = taken.third.values[i];
-      rule.apply(widen(taken.gradient.values[i]) * factor, element);
-      taken.values.values[i] = element.value;
-      if constexpr (Rule::kMoments > 0) taken.first.values[i] = element.first;
-      if constexpr (Rule::kMoments > 1) taken.second.values[i] = element.second;
-      if constexpr (Rule::kMoments > 2) taken.third.values[i] = element.third;
-    }
-    store<N>(values + index, taken.values);
-    if constexpr (Rule::kMoments > 0) store<N>(first + index, taken.first);
-    if constexpr (Rule::kMoments > 1) store<N>(second + index, taken.second);
-    if constexpr (Rule::kMoments > 2) store<N>(third + index, taken.third);
-    if (rounded == nullptr) return;
-    if (rounded_dtype == Dtype::bf16) round_to<Bf16>(index, taken.values);
-    if (rounded_dtype == Dtype::fp16) round_to<Fp16>(index, taken.values);
-  }
-
- private:
-  template <typename To, int N>
-  ZERORUN_HOST_DEVICE void round_to(int64_t index, const Group<float, N>& results) const {
-    Group<To, N> result;
-    ZERORUN_UNROLL
-    for (int i = 0; i < N; ++i) result.values[i] = narrow<To>(results.values[i]);
-    store<N>(static_cast<To*>(rounded) + index, result);
   }
 };
 

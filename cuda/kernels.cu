@@ -3,6 +3,7 @@
 
 #include "cuda/kernel_bodies.h"
 #include "cuda/kernels.h"
+#include "cuda/update_body.h"
 
 namespace zerorun::cuda {
 namespace {
@@ -156,16 +157,12 @@ cudaError_t scale(const Launch& launch, Target to, Source from, int64_t numel, f
   });
 }
 
-template <typename Rule>
+template <bool kWide, typename Rule>
 cudaError_t update_by(const Launch& launch, const Rule& rule, const UpdateSpan& span,
                       const StepFacts* facts) {
   return with_type(span.gradient_dtype, [&](auto gradient_type) {
-    using Gradient = typename decltype(gradient_type)::type;
-    const Update<Rule, Gradient> body{rule,         static_cast<const Gradient*>(span.gradient),
-                                      span.values,  span.first,
-                                      span.second,  span.third,
-                                      span.rounded, span.rounded_dtype};
-    return start_for(launch, span.numel, update_kernel<Update<Rule, Gradient>>, body, facts);
+    using Body = Update<Rule, typename decltype(gradient_type)::type, kWide>;
+    return start_for(launch, span.numel, update_kernel<Body>, Body{rule, span}, facts);
   });
 }
 
@@ -220,7 +217,12 @@ cudaError_t follow_written(const Launch& launch, float* master, Source values, i
 
 cudaError_t update(const Launch& launch, const UpdateRule& rule, const UpdateSpan& span,
                    const StepFacts* facts) {
-  return std::visit([&](const auto& formula) { return update_by(launch, formula, span, facts); }, rule);
+  return std::visit(
+      [&](const auto& formula) {
+        return span.is_all_float32() ? update_by<true>(launch, formula, span, facts)
+                                     : update_by<false>(launch, formula, span, facts);
+      },
+      rule);
 }
 
 }  // namespace zerorun::cuda

@@ -24,16 +24,17 @@ namespace {
 // A second thread does not pay off below this many elements.
 constexpr int64_t kGrain = 32768;
 
-// Divides `values` (float32) into parts and calls body(begin, length) for each part on LibTorch's intra-op
+// Divides `values` into parts and calls body(begin, length) for each part on LibTorch's intra-op
 // threads. It uses TensorIterator and not at::parallel_for(), which is a template: a file that instantiates
 // it must be compiled for, and linked to, LibTorch's OpenMP runtime.
 template <typename Body>
 void for_slices_in_parallel(const at::Tensor& values, const Body& body) {
   const char* start = static_cast<const char*>(values.const_data_ptr());
+  const auto element = static_cast<int64_t>(values.element_size());
   at::TensorBase whole = values;
   at::TensorIterator::nullary_op(whole).for_each(
       [&](char** data, const int64_t*, int64_t inner, int64_t outer) {
-        body((data[0] - start) / static_cast<int64_t>(sizeof(float)), inner * outer);
+        body((data[0] - start) / element, inner * outer);
       },
       kGrain);
 }

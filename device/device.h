@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "device/rounding.h"
 #include "device/streams.h"
 
 namespace zerorun {
@@ -32,11 +33,12 @@ struct UpdateRule;
 /// The tensors that an update reads and writes, all with the same number of elements.
 struct UpdateTensors {
   at::Tensor gradient;
-  at::Tensor values;  // float32
-  at::Tensor first;   // first to third: float32 moments; undefined if the rule has fewer moments
+  at::Tensor values;  // float32 or bfloat16
+  at::Tensor first;   // first to third: moments, all float32 or all bfloat16; undefined if the rule has fewer
   at::Tensor second;
   at::Tensor third;
-  at::Tensor rounded;  // bfloat16 or float16: receives `values` rounded; undefined: not written
+  at::Tensor rounded;  // bfloat16 or float16: receives float32 `values` rounded; undefined: not written
+  RandomRounding rounding = {};  // of bfloat16 values and moments
 };
 
 class Device {

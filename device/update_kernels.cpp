@@ -30,28 +30,81 @@ template <typename T>
   for (int64_t i = 0; i < kChunk; i += kStep) __builtin_prefetch(memory + i);
 }
 
-template <typename Rule>
-[[gnu::always_inline]] inline void prefetch_chunk(const UpdateSpan& span, int64_t begin) {
-  if (span.gradient_dtype == Dtype::fp32) {
-    prefetch(static_cast<const float*>(span.gradient) + begin);
+[[gnu::always_inline]] inline void prefetch(const void* memory, Dtype dtype, int64_t begin) {
+  if (dtype == Dtype::fp32) {
+    prefetch(static_cast<const float*>(memory) + begin);
   } else {
-    prefetch(static_cast<const uint16_t*>(span.gradient) + begin);
+    prefetch(static_cast<const uint16_t*>(memory) + begin);
   }
-  prefetch(span.values + begin);
-  if constexpr (Rule::kMoments > 0) prefetch(span.first + begin);
-  if constexpr (Rule::kMoments > 1) prefetch(span.second + begin);
-  if constexpr (Rule::kMoments > 2) prefetch(span.third + begin);
 }
 
-// Updates elements [begin, begin + numel); `gradient` is their gradient in float32.
 template <typename Rule>
-[[gnu::always_inline]] inline void update_elements(const Rule& rule, float factor, const UpdateSpan& span,
-                                                   const float* __restrict gradient, int64_t begin,
-                                                   int64_t numel) {
-  float* __restrict values = span.values + begin;
-  float* __restrict first = Rule::kMoments > 0 ? span.first + begin : nullptr;
-  float* __restrict second = Rule::kMoments > 1 ? span.second + begin : nullptr;
-  float* __restrict third = Rule::kMoments > 2 ? span.third + begin : nullptr;
+[[gnu::always_inline]] inline void prefetch_chunk(const UpdateSpan& span, int64_t begin) {
+  prefetch(span.gradient, span.gradient_dtype, begin);
+  prefetch(span.values, span.values_dtype, begin);
+  if constexpr (Rule::kMoments > 0) prefetch(span.first, span.moments_dtype, begin);
+  if constexpr (Rule::kMoments > 1) prefetch(span.second, span.moments_dtype, begin);
+  if constexpr (Rule::kMoments > 2) prefetch(span.third, span.moments_dtype, begin);
+}
+
+// A chunk's values and moments in float32: the span's own memory, or copies of bfloat16 state. kWide: all of
+// the span's state is float32.
+template <Simd simd, typename Rule, bool kWide>
+class WideChunk {
+ public:
+  [[gnu::always_inline]] WideChunk(const UpdateSpan& span, int64_t begin, int64_t numel)
+      : span_(span), begin_(begin), numel_(numel) {
+    values = widened(span.values, span.values_dtype, 0);
+    if constexpr (Rule::kMoments > 0) first = widened(span.first, span.moments_dtype, 1);
+    if constexpr (Rule::kMoments > 1) second = widened(span.second, span.moments_dtype, 2);
+    if constexpr (Rule::kMoments > 2) third = widened(span.third, span.moments_dtype, 3);
+  }
+
+  // Rounds the copies into the span's memory.
+  [[gnu::always_inline]] void put_back() const {
+    if constexpr (kWide) return;
+    put_back(span_.values, span_.values_dtype, 0);
+    if constexpr (Rule::kMoments > 0) put_back(span_.first, span_.moments_dtype, 1);
+    if constexpr (Rule::kMoments > 1) put_back(span_.second, span_.moments_dtype, 2);
+    if constexpr (Rule::kMoments > 2) put_back(span_.third, span_.moments_dtype, 3);
+  }
+
+  float* values = nullptr;
+  float* first = nullptr;
+  float* second = nullptr;
+  float* third = nullptr;
+
+ private:
+  static constexpr int kCopies = kWide ? 1 : 1 + Rule::kMoments;
+
+  [[gnu::always_inline]] float* widened(void* state, Dtype dtype, int which) {
+    if (kWide || dtype == Dtype::fp32) return static_cast<float*>(state) + begin_;
+    widen_in_loop<simd>(static_cast<const uint16_t*>(state) + begin_, dtype, copies_[which], numel_);
+    return copies_[which];
+  }
+
+  [[gnu::always_inline]] void put_back(void* state, Dtype dtype, int which) const {
+    if (dtype == Dtype::fp32) return;
+    uint16_t* to = static_cast<uint16_t*>(state) + begin_;
+    if (!span_.rounding.is_on) return narrow_in_loop<simd>(copies_[which], to, dtype, numel_);
+    for (int64_t i = 0; i < numel_; ++i)
+      to[i] = bf16_at_random(copies_[which][i], bits_of_element(span_.rounding, begin_ + i) >> (16 * which));
+  }
+
+  const UpdateSpan& span_;
+  int64_t begin_;
+  int64_t numel_;
+  alignas(kLine) float copies_[kCopies][kWide ? 1 : kChunk];
+};
+
+// Updates `numel` elements of `chunk`; `gradient` is their gradient in float32.
+template <typename Rule, typename Chunk>
+[[gnu::always_inline]] inline void update_elements(const Rule& rule, float factor, const Chunk& chunk,
+                                                   const float* __restrict gradient, int64_t numel) {
+  float* __restrict values = chunk.values;
+  float* __restrict first = chunk.first;
+  float* __restrict second = chunk.second;
+  float* __restrict third = chunk.third;
   for (int64_t i = 0; i < numel; ++i) {
     Element element{.value = values[i], .first = 0, .second = 0, .third = 0};
     if constexpr (Rule::kMoments > 0) element.first = first[i];
@@ -77,7 +130,7 @@ template <typename Rule>
 }
 
 // Updates at most kChunk elements. Always inlined, so that a constant `numel` reaches every loop.
-template <Simd simd, typename Rule>
+template <Simd simd, bool kWide, typename Rule>
 [[gnu::always_inline]] inline void update_chunk(const Rule& rule, float factor, const UpdateSpan& span,
                                                 int64_t begin, int64_t numel, bool streams) {
   alignas(kLine) float widened[kChunk];
@@ -88,71 +141,76 @@ template <Simd simd, typename Rule>
     widen_in_loop<simd>(static_cast<const uint16_t*>(span.gradient) + begin, span.gradient_dtype, widened,
                         numel);
   }
-  update_elements(rule, factor, span, gradient, begin, numel);
+  WideChunk<simd, Rule, kWide> chunk(span, begin, numel);
+  update_elements(rule, factor, chunk, gradient, numel);
+  chunk.put_back();
   if (span.rounded == nullptr) return;
   uint16_t* rounded = static_cast<uint16_t*>(span.rounded) + begin;
   if (streams) {
     alignas(kLine) uint16_t narrowed[kChunk];
-    narrow_in_loop<simd>(span.values + begin, narrowed, span.rounded_dtype, numel);
+    narrow_in_loop<simd>(chunk.values, narrowed, span.rounded_dtype, numel);
     stream(narrowed, rounded);
   } else {
-    narrow_in_loop<simd>(span.values + begin, rounded, span.rounded_dtype, numel);
+    narrow_in_loop<simd>(chunk.values, rounded, span.rounded_dtype, numel);
   }
 }
 
 // Updates the first `head` elements, then whole chunks, then the rest.
-template <Simd simd, typename Rule>
+template <Simd simd, bool kWide, typename Rule>
 [[gnu::always_inline]] inline void update_all(const Rule& given, float factor, const UpdateSpan& span,
                                               int64_t head, bool streams) {
   const Rule rule = given;  // a local copy, which no store can alias
-  update_chunk<simd>(rule, factor, span, 0, head, false);
+  update_chunk<simd, kWide>(rule, factor, span, 0, head, false);
   int64_t begin = head;
   for (; begin + kChunk <= span.numel; begin += kChunk) {
     if (begin + kAhead + kChunk <= span.numel) prefetch_chunk<Rule>(span, begin + kAhead);
-    update_chunk<simd>(rule, factor, span, begin, kChunk, streams);
+    update_chunk<simd, kWide>(rule, factor, span, begin, kChunk, streams);
   }
-  update_chunk<simd>(rule, factor, span, begin, span.numel - begin, false);
+  update_chunk<simd, kWide>(rule, factor, span, begin, span.numel - begin, false);
 }
 
 // One copy of the loop for each instruction set.
 
-template <typename Rule>
+template <bool kWide, typename Rule>
 void update_portable(const Rule& rule, float factor, const UpdateSpan& span, int64_t head, bool streams) {
-  update_all<Simd::portable>(rule, factor, span, head, streams);
+  update_all<Simd::portable, kWide>(rule, factor, span, head, streams);
 }
 
-template <typename Rule>
+template <bool kWide, typename Rule>
 ZERORUN_AVX2 void update_avx2(const Rule& rule, float factor, const UpdateSpan& span, int64_t head,
                               bool streams) {
-  update_all<Simd::avx2>(rule, factor, span, head, streams);
+  update_all<Simd::avx2, kWide>(rule, factor, span, head, streams);
 }
 
-template <typename Rule>
+template <bool kWide, typename Rule>
 ZERORUN_AVX512 void update_avx512(const Rule& rule, float factor, const UpdateSpan& span, int64_t head,
                                   bool streams) {
-  update_all<Simd::avx512>(rule, factor, span, head, streams);
+  update_all<Simd::avx512, kWide>(rule, factor, span, head, streams);
 }
 
-// Number of elements from `memory` to the next cache line boundary.
-template <typename T>
-int64_t before_line(const T* memory) {
-  return static_cast<int64_t>(-reinterpret_cast<uintptr_t>(memory) % kLine / sizeof(T));
+// Number of elements of `dtype` from `memory` to the next cache line boundary.
+int64_t before_line(const void* memory, Dtype dtype) {
+  return static_cast<int64_t>(-reinterpret_cast<uintptr_t>(memory) % kLine) / size_of(dtype);
 }
 
-template <typename Rule>
+template <bool kWide, typename Rule>
 void update_span(const Rule& rule, float factor, const UpdateSpan& span, Simd simd) {
-  const int64_t head = std::min(before_line(span.values), span.numel);
+  const int64_t head = std::min(before_line(span.values, span.values_dtype), span.numel);
   bool streams = false;
 #if defined(__x86_64__)
   streams = span.rounded && span.numel >= kStreamed &&
-            before_line(static_cast<uint16_t*>(span.rounded) + head) == 0;
+            before_line(static_cast<uint16_t*>(span.rounded) + head, span.rounded_dtype) == 0;
 #endif
-  constexpr decltype(&update_portable<Rule>) kOf[] = {update_portable<Rule>, update_avx2<Rule>,
-                                                      update_avx512<Rule>};
+  constexpr decltype(&update_portable<kWide, Rule>) kOf[] = {
+      update_portable<kWide, Rule>, update_avx2<kWide, Rule>, update_avx512<kWide, Rule>};
   kOf[static_cast<int>(simd)](rule, factor, span, head, streams);
 #if defined(__x86_64__)
   if (streams) _mm_sfence();  // makes the non-temporal stores visible to other threads
 #endif
+}
+
+void* advanced(void* memory, Dtype dtype, int64_t elements) {
+  return memory ? static_cast<char*>(memory) + elements * size_of(dtype) : nullptr;
 }
 
 }  // namespace
@@ -161,16 +219,22 @@ UpdateSpan UpdateSpan::slice(int64_t begin, int64_t length) const {
   UpdateSpan part = *this;
   part.numel = length;
   part.gradient = static_cast<const char*>(gradient) + begin * size_of(gradient_dtype);
-  part.values = values + begin;
-  if (first) part.first = first + begin;
-  if (second) part.second = second + begin;
-  if (third) part.third = third + begin;
-  if (rounded) part.rounded = static_cast<char*>(rounded) + begin * size_of(rounded_dtype);
+  part.values = advanced(values, values_dtype, begin);
+  part.first = advanced(first, moments_dtype, begin);
+  part.second = advanced(second, moments_dtype, begin);
+  part.third = advanced(third, moments_dtype, begin);
+  part.rounded = advanced(rounded, rounded_dtype, begin);
+  part.rounding.first += begin;
   return part;
 }
 
 void update(const UpdateRule& rule, float factor, const UpdateSpan& span, Simd simd) {
-  std::visit([&](const auto& formula) { update_span(formula, factor, span, simd); }, rule);
+  std::visit(
+      [&](const auto& formula) {
+        if (span.is_all_float32()) return update_span<true>(formula, factor, span, simd);
+        update_span<false>(formula, factor, span, simd);
+      },
+      rule);
 }
 
 }  // namespace zerorun

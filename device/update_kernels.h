@@ -1,12 +1,14 @@
 // One optimizer step over memory, which reads gradient, values and moments once and writes values, moments
 // and the rounded 16-bit values once. Pure functions on memory, no LibTorch; any thread. Elements are
-// independent and computed in float32: neither the split into spans nor the instruction set changes a bit.
+// independent and computed in float32, and bfloat16 state is rounded once, at the end: neither the split into
+// spans nor the instruction set changes a bit.
 #pragma once
 
 #include <cstdint>
 
 #include "base/dtype.h"
 #include "base/simd.h"
+#include "device/rounding.h"
 #include "device/update_rules.h"
 
 namespace zerorun {
@@ -16,12 +18,17 @@ struct UpdateSpan {
   int64_t numel;
   const void* gradient;
   Dtype gradient_dtype;
-  float* values;
-  float* first = nullptr;   // first moment: Adam's exp_avg, SGD's momentum buffer
-  float* second = nullptr;  // second moment: Adam's exp_avg_sq
-  float* third = nullptr;   // third moment: AMSGrad's max_exp_avg_sq
-  void* rounded = nullptr;  // receives `values` rounded; null: not written
+  void* values;             // of values_dtype
+  void* first = nullptr;    // first moment: Adam's exp_avg, SGD's momentum buffer; of moments_dtype
+  void* second = nullptr;   // second moment: Adam's exp_avg_sq
+  void* third = nullptr;    // third moment: AMSGrad's max_exp_avg_sq
+  void* rounded = nullptr;  // receives `values`, which are float32, rounded to nearest; null: not written
   Dtype rounded_dtype = Dtype::bf16;
+  Dtype values_dtype = Dtype::fp32;   // float32 or bfloat16
+  Dtype moments_dtype = Dtype::fp32;  // float32 or bfloat16
+  RandomRounding rounding = {};       // of bfloat16 values and moments
+
+  bool is_all_float32() const { return values_dtype == Dtype::fp32 && moments_dtype == Dtype::fp32; }
 
   UpdateSpan slice(int64_t begin, int64_t length) const;
 };

@@ -8,19 +8,21 @@
 namespace zerorun {
 
 inline UpdateSpan span_of(const UpdateTensors& tensors) {
-  auto floats = [](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr;
+  auto memory = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
   };
-  const bool rounds = tensors.rounded.defined();
   return {.numel = tensors.values.numel(),
           .gradient = tensors.gradient.const_data_ptr(),
           .gradient_dtype = dtype_of(tensors.gradient),
-          .values = floats(tensors.values),
-          .first = floats(tensors.first),
-          .second = floats(tensors.second),
-          .third = floats(tensors.third),
-          .rounded = rounds ? tensors.rounded.mutable_data_ptr() : nullptr,
-          .rounded_dtype = rounds ? dtype_of(tensors.rounded) : Dtype::bf16};
+          .values = memory(tensors.values),
+          .first = memory(tensors.first),
+          .second = memory(tensors.second),
+          .third = memory(tensors.third),
+          .rounded = memory(tensors.rounded),
+          .rounded_dtype = tensors.rounded.defined() ? dtype_of(tensors.rounded) : Dtype::bf16,
+          .values_dtype = dtype_of(tensors.values),
+          .moments_dtype = tensors.first.defined() ? dtype_of(tensors.first) : Dtype::fp32,
+          .rounding = tensors.rounding};
 }
 
 }  // namespace zerorun

@@ -75,6 +75,7 @@ BucketOptions bucket_options(const Config& config, StagePolicy policy, const Mes
                     communicator.device().streams().asynchronous(),
           .shared = !policy.replicate_update && communicator.world_size() > 1 && communicator.shares_memory(),
           .dtype = config.precision.training,
+          .master = config.precision.master,
           .master_from_fp32 = config.precision.master_from_fp32,
           .whole_master = policy.replicate_update,
           .master_on_host = updates_on_host(config, communicator.device()),
@@ -131,7 +132,7 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
                       ? std::make_unique<HostUpdate>(store, buckets, reducer, mesh.data())
                       : nullptr),
       states_on_host(store, mesh.data()),
-      shard_states(store, buckets, reducer, host_update.get(), policy, mesh.data()),
+      shard_states(store, buckets, reducer, host_update.get(), policy, config.precision, mesh.data()),
       optimizer(make_optimizer(options)),
       schedule(make_schedule(config, options, *optimizer, mesh.world().rank() == 0), options.lr_scheduler,
                *optimizer),
@@ -206,7 +207,8 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
   }
   if (std::holds_alternative<MuonConfig>(*config.optimizer)) {
     return make_muon_optimizer(std::move(groups), std::move(shards), borrow, store, buckets, mesh.data(),
-                               shard_states);
+                               shard_states,
+                               rows_of_heads(std::get<MuonConfig>(*config.optimizer), options, buckets));
   }
   return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device, shard_states);
 }

@@ -26,7 +26,7 @@ HostUpdate::HostUpdate(const SliceStore& store, const Buckets& buckets, const Gr
     const at::Tensor& shard = buckets.shard(bucket);
     if (buckets.shard_is_fetched(bucket)) {
       values_.push_back(shard);
-    } else if (buckets.dtype() == Dtype::fp32 && store.at(bucket, kMaster).home == Home::host) {
+    } else if (!buckets.are_rounded() && store.at(bucket, kMaster).home == Home::host) {
       values_.push_back(store.at(bucket, kMaster).own);
     } else {
       values_.push_back(device_->allocate_on_host(shard.numel(), shard.scalar_type()));
@@ -36,7 +36,7 @@ HostUpdate::HostUpdate(const SliceStore& store, const Buckets& buckets, const Gr
 }
 
 void HostUpdate::copy_master(int bucket, int64_t begin, const at::Tensor& exact) {
-  if (buckets_->dtype() != Dtype::fp32 || values_[bucket].is_alias_of(exact)) return;
+  if (buckets_->are_rounded() || values_[bucket].is_alias_of(exact)) return;
   device_->host().copy(values_[bucket].narrow(0, begin, exact.numel()), exact);
 }
 

@@ -34,9 +34,13 @@ void log_precision(const PrecisionConfig& precision) {
              " (communication_data_type)");
     return;
   }
+  const std::string start = precision.master_from_fp32 ? "parameters as given" : "rounded parameters";
+  const std::string rounding = precision.rounding_seed ? ", rounded at random" : "";
   log_info(std::string("training in ") + name_of(precision.training) +
-           " with fp32 master weights that start from the " +
-           (precision.master_from_fp32 ? "parameters as given" : "rounded parameters") +
+           (precision.master == precision.training
+                ? " without master weights" + rounding
+                : " with fp32 master weights that start from the " + start) +
+           (precision.moments == Dtype::bf16 ? "; optimizer states are bf16" + rounding : "") +
            "; gradients travel in " + name_of(precision.communication) + " and are accumulated in " +
            name_of(precision.accumulation) + " (data_types.grad_accum_dtype)");
 }

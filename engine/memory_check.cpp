@@ -120,16 +120,17 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
       moments = std::ranges::count_if(moments_of(groups[layout.group]),
                                       [&](const char* name) { return is_in_memory(bucket, name); });
     if (on_gpu && !kinds.master_on_host) {  // the GPU has the states of the update
-      needed.checkpoint += size_of(Dtype::fp32) * (has_exact + moments) * layout.slice_numel;
+      needed.checkpoint +=
+          (size_of(precision.master) * has_exact + size_of(precision.moments) * moments) * layout.slice_numel;
       continue;
     }
     // The new values to send to the GPU need memory of their own, unless they are the master weights.
-    if (is_on_gpu && !(has_exact && precision.training == Dtype::fp32))
+    if (is_on_gpu && !(has_exact && precision.training == precision.master))
       needed.values += size_of(precision.training) * updated;
     const bool sums_only = policy.reduce_every_backward || kinds.master_on_host;
     needed.gradients += gradient * (sums_only ? layout.slice_numel : layout.numel);
-    if (has_exact) needed.master += size_of(Dtype::fp32) * updated;
-    needed.moments += size_of(Dtype::fp32) * moments * updated;
+    if (has_exact) needed.master += size_of(precision.master) * updated;
+    needed.moments += size_of(precision.moments) * moments * updated;
   }
   // On a GPU gathered parameters are not in the host's memory.
   if (!on_gpu)

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/name_pattern.h"
 #include "checkpoint/checksums.h"
 #include "comm/agreement.h"
 #include "device/dtypes.h"
@@ -122,7 +123,11 @@ void choose_conversions(std::vector<NamedTensor>& others, const PrecisionConfig&
   for (NamedTensor& other : others) {
     if (!other.tensor.is_floating_point()) continue;
     if (other.is_buffer) {
-      other.dtype = precision.buffers;
+      const bool stays_fp32 = precision.training != Dtype::fp32 && precision.fp32_buffers &&
+                              std::ranges::any_of(*precision.fp32_buffers, [&](const std::string& pattern) {
+                                return matches_anywhere(pattern, other.name);
+                              });
+      other.dtype = stays_fp32 ? std::optional(Dtype::fp32) : precision.buffers;
     } else if (precision.training != Dtype::fp32) {
       other.dtype = precision.training;
     }

@@ -1,5 +1,6 @@
 #include "engine/optimizer_groups.h"
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 
@@ -44,6 +45,31 @@ std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const In
   }
   if (groups.empty()) groups.push_back(base);
   return std::holds_alternative<MuonConfig>(base) ? split_for_muon(groups) : groups;
+}
+
+std::vector<int64_t> rows_of_heads(const MuonConfig& config, const InitializeOptions& options,
+                                   const Buckets& buckets) {
+  std::vector<int64_t> rows(buckets.parameters().size());
+  if (!config.per_head) return rows;
+  if (options.attention_heads.empty()) {
+    throw UserError(
+        "per_head_muon is true, and no matrix of the model has attention heads: give their numbers "
+        "(InitializeOptions::attention_heads; in Python they follow from model.config), or remove the key");
+  }
+  for (const auto& [name, heads] : options.attention_heads) {
+    const auto found = std::ranges::find(buckets.parameters(), name, &NamedParameter::name);
+    const std::string key = "attention_heads: \"" + name + "\" ";
+    if (found == buckets.parameters().end()) throw UserError(key + "is no parameter of the model");
+    const at::Tensor& matrix = found->tensor;
+    if (matrix.dim() != 2 || found->group == kFrozen || group_for_muon(0, name, 2) != 0)
+      throw UserError(key + "is no matrix that Muon updates: leave it out");
+    if (heads < 1 || matrix.size(0) % heads != 0) {
+      throw UserError(key + "has " + std::to_string(matrix.size(0)) + " rows, which do not divide into " +
+                      std::to_string(heads) + " heads");
+    }
+    rows[found - buckets.parameters().begin()] = matrix.size(0) / heads;
+  }
+  return rows;
 }
 
 }  // namespace zerorun

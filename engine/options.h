@@ -58,6 +58,9 @@ struct InitializeOptions {
   /// engine's destructor restores the optimizer's parameters and state, but not its learning rates and betas.
   torch::optim::Optimizer* optimizer = nullptr;
   std::vector<ParameterGroup> parameter_groups;  // default: one group with every parameter that requires grad
+  /// For Muon's per_head_muon: the numbers of attention heads into which the rows of matrices divide, by
+  /// parameter name.
+  std::map<std::string, int64_t> attention_heads = {};
 
   // The program's own schedule. At most one of `schedule` and `lr_scheduler` may be set, and only if the
   // config has no "scheduler". A skipped step does not advance the schedule.

@@ -25,6 +25,12 @@ StagePolicy policy_of(const Config& config) {
 void check_one_optimizer(const Config& config, const InitializeOptions& options) {
   if (options.computes_only) return;
   if (options.optimizer) check_client_optimizer(*options.optimizer);
+  if (options.optimizer &&
+      (config.precision.master == Dtype::bf16 || config.precision.moments == Dtype::bf16)) {
+    throw UserError(
+        "bf16.bf16_master_weights_and_grads or bf16.bf16_optimizer_states is true, and the optimizer is the "
+        "program's own, whose step needs fp32 states: name an optimizer in the config instead");
+  }
   if (options.optimizer && config.optimizer) {
     throw UserError(
         "both the config and the program name an optimizer: remove the config's \"optimizer\" block or do "

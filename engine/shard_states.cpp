@@ -3,17 +3,22 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/fnv1a.h"
+#include "device/dtypes.h"
+
 namespace zerorun {
 
 // Each rank updates slice by slice, also at stage 0, where it updates all slices. So all stages make the same
 // kernel calls, which give the same bits.
 ShardStates::ShardStates(SliceStore& store, const Buckets& buckets, const GradientReducer& reducer,
-                         HostUpdate* host_update, StagePolicy policy, Communicator& communicator)
+                         HostUpdate* host_update, StagePolicy policy, const PrecisionConfig& precision,
+                         Communicator& communicator)
     : store_(&store),
       buckets_(&buckets),
       reducer_(&reducer),
       host_update_(host_update),
       policy_(policy),
+      precision_(&precision),
       communicator_(&communicator),
       of_bucket_(static_cast<size_t>(buckets.trained_count())) {
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
@@ -46,7 +51,7 @@ Shard ShardStates::make_shard(int bucket, int rank, int chunk) const {
   at::Tensor gradient, rounded;
   if (host_update_) {
     gradient = reducer_->on_host(bucket).narrow(0, begin, numel);
-    if (buckets_->dtype() != Dtype::fp32) rounded = host_update_->values(bucket).narrow(0, begin, numel);
+    if (buckets_->are_rounded()) rounded = host_update_->values(bucket).narrow(0, begin, numel);
   } else {
     gradient = part_of(kGradient);
     if (has_master) rounded = part_of(kValue);
@@ -57,7 +62,28 @@ Shard ShardStates::make_shard(int bucket, int rank, int chunk) const {
           .group = store_->layout(bucket).group,
           .bucket = bucket,
           .rank = rank,
-          .begin = begin};
+          .begin = begin,
+          .runs = precision_->rounding_seed ? random_runs(bucket, rank, chunk) : std::vector<RandomRun>()};
+}
+
+// The random numbers follow the parameter's name: its number and place differ between stages and meshes, and
+// between pipeline stages that share it.
+std::vector<RandomRun> ShardStates::random_runs(int bucket, int rank, int chunk) const {
+  const Range of_chunk = store_->chunk_range(bucket, chunk);
+  const int64_t slice_begin = rank * store_->layout(bucket).slice_numel;
+  std::vector<RandomRun> runs;
+  for (const int parameter : store_->layout(bucket).parameters) {
+    const Range range = store_->range_in_slice(parameter, rank);
+    const int64_t begin = std::max(range.begin, of_chunk.begin);
+    const int64_t end = std::min(range.begin + range.numel, of_chunk.begin + of_chunk.numel);
+    if (begin >= end) continue;
+    const auto seed = static_cast<uint64_t>(*precision_->rounding_seed);
+    runs.push_back({.begin = begin - of_chunk.begin,
+                    .numel = end - begin,
+                    .key = mixed(fnv1a(mixed(seed), buckets_->parameters()[parameter].name)),
+                    .first = slice_begin + begin - store_->layout().locations[parameter].offset});
+  }
+  return runs;
 }
 
 // A moment covers what this rank updates: its slice, or the whole bucket.
@@ -67,10 +93,10 @@ at::Tensor ShardStates::lend_moment(const Shard& shard, const char* name) {
     const Extent extent = policy_.replicate_update ? Extent::bucket : Extent::slice;
     const int64_t numel = policy_.replicate_update ? layout.numel : layout.slice_numel;
     Device& device = communicator_->device();
-    store_->put(
-        shard.bucket, StateKind::moment, name, extent,
-        host_update_ ? device.allocate_on_host(numel, at::kFloat) : device.allocate(numel, at::kFloat),
-        host_update_ ? Home::host : Home::device);
+    const at::ScalarType dtype = scalar_type(precision_->moments);
+    store_->put(shard.bucket, StateKind::moment, name, extent,
+                host_update_ ? device.allocate_on_host(numel, dtype) : device.allocate(numel, dtype),
+                host_update_ ? Home::host : Home::device);
   }
   const StateTensor& state = store_->at(shard.bucket, name);
   if (state.home != Home::file) return store_->slice(shard.bucket, name, shard.rank);

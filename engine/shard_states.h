@@ -24,7 +24,8 @@ class ShardStates : public StateAccess {
  public:
   /// All arguments must outlive this object; `host_update` may be null.
   ShardStates(SliceStore& store, const Buckets& buckets, const GradientReducer& reducer,
-              HostUpdate* host_update, StagePolicy policy, Communicator& communicator);
+              HostUpdate* host_update, StagePolicy policy, const PrecisionConfig& precision,
+              Communicator& communicator);
 
   /// The shards of this rank. Their numbers are their places in this list.
   std::vector<Shard> shards() const;
@@ -44,6 +45,7 @@ class ShardStates : public StateAccess {
 
  private:
   Shard make_shard(int bucket, int rank, int chunk) const;
+  std::vector<RandomRun> random_runs(int bucket, int rank, int chunk) const;
   /// Whether updates change the bucket's values in files, because it has no master weights.
   bool updates_values_in_files(int bucket) const;
   void hold_values(int bucket);
@@ -53,6 +55,7 @@ class ShardStates : public StateAccess {
   const GradientReducer* reducer_;
   HostUpdate* host_update_;
   StagePolicy policy_;
+  const PrecisionConfig* precision_;
   Communicator* communicator_;
   std::vector<ChunkOfSlice> chunks_;  // by shard
   std::vector<int> ranks_;            // by shard: whose slice it is a chunk of

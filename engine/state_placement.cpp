@@ -28,7 +28,7 @@ constexpr double kShareOfBuffers = 0.05;
 constexpr int64_t kLargestChunk = int64_t{32} << 20;  // bytes; a disk does not transfer larger chunks faster
 
 std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, const BucketOptions& kinds,
-                                                      double ratio,
+                                                      const PrecisionConfig& precision, double ratio,
                                                       const std::vector<OptimizerConfig>& groups) {
   std::vector<std::vector<StateInFile>> states(store.count());
   int64_t numel = 0;
@@ -41,8 +41,10 @@ std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, c
     const int64_t slice = store.layout(bucket).slice_numel;
     if (group == kFrozen || slice == 0 || in_files + slice > most) continue;
     in_files += slice;
-    if (has_master(store.layout(bucket), kinds)) states[bucket].push_back({StateKind::master, kMaster});
-    for (const char* name : moments_of(groups[group])) states[bucket].push_back({StateKind::moment, name});
+    if (has_master(store.layout(bucket), kinds))
+      states[bucket].push_back({StateKind::master, kMaster, precision.master});
+    for (const char* name : moments_of(groups[group]))
+      states[bucket].push_back({StateKind::moment, name, precision.moments});
   }
   return states;
 }
@@ -66,10 +68,16 @@ std::vector<int> buckets_in_files(const SliceStore& store, const OffloadParamCon
 }
 
 // Bytes that one generation of `states` takes on this rank.
+int64_t bytes_per_element(const std::vector<StateInFile>& states) {
+  int64_t bytes = 0;
+  for (const StateInFile& state : states) bytes += size_of(state.dtype);
+  return bytes;
+}
+
 int64_t state_bytes(const SliceStore& store, const std::vector<std::vector<StateInFile>>& states) {
   int64_t total = 0;
   for (int bucket = 0; bucket < store.count(); ++bucket)
-    total += static_cast<int64_t>(states[bucket].size() * sizeof(float)) * store.layout(bucket).slice_numel;
+    total += bytes_per_element(states[bucket]) * store.layout(bucket).slice_numel;
   return total;
 }
 
@@ -86,8 +94,7 @@ std::string room_for(int64_t bytes, const std::string& section, const fs::path& 
 int64_t chunk_bytes(const SliceStore& store, const std::vector<std::vector<StateInFile>>& states,
                     const OffloadOptimizerConfig& offload, int64_t buffers) {
   int64_t widest = 1;  // bytes per element
-  for (const auto& of_bucket : states)
-    widest = std::max(widest, static_cast<int64_t>(of_bucket.size() * sizeof(float)));
+  for (const auto& of_bucket : states) widest = std::max(widest, bytes_per_element(of_bucket));
   const auto share =
       static_cast<int64_t>(kShareOfBuffers * static_cast<double>(state_bytes(store, states) / buffers));
   const bool is_bounded = offload.sub_group_size > 0 && offload.sub_group_size < kLargestChunk;
@@ -160,7 +167,8 @@ void offload_optimizer(SliceStore& store, const Config& config, const Initialize
                        const BucketOptions& kinds, const std::vector<std::string>& names, const Mesh& mesh) {
   const OffloadOptimizerConfig& offload = config.zero.offload_optimizer;
   if (optimizer_offload(config.zero) != OffloadDevice::nvme) return;
-  const auto states = states_in_files(store, kinds, offload.ratio, group_configs(*config.optimizer, options));
+  const auto states = states_in_files(store, kinds, config.precision, offload.ratio,
+                                      group_configs(*config.optimizer, options));
   const bool is_empty = std::ranges::all_of(states, [](const auto& of_bucket) { return of_bucket.empty(); });
   if (is_empty && !mesh.has_groups()) return;  // another data group may have some
   const int64_t chunk =

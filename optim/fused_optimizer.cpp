@@ -3,12 +3,15 @@
 #include <array>
 #include <utility>
 
+#include "device/tensor_run.h"
 #include "optim/hyperparameters.h"
 #include "optim/shard_optimizer.h"
 #include "optim/update_rule_of.h"
 
 namespace zerorun {
 namespace {
+
+using Moments = std::array<at::Tensor, 3>;  // undefined beyond the rule's moments
 
 class FusedOptimizer : public ShardOptimizer {
  public:
@@ -18,15 +21,18 @@ class FusedOptimizer : public ShardOptimizer {
     for (int index = 0; index < static_cast<int>(shards_.size()); ++index) {
       const Shard& shard = shards_[index];
       forwards_.push_back(index);
-      Moments& moments = moments_.emplace_back();
-      if (std::holds_alternative<MuonConfig>(groups_[shard.group])) continue;  // its rule uses no moments
-      size_t count = 0;
-      for (const char* name : moments_of(groups_[shard.group])) moments[count++] = borrow(shard, name);
+      Moments moments;
+      // Muon's rule uses no moments.
+      if (!std::holds_alternative<MuonConfig>(groups_[shard.group])) {
+        size_t count = 0;
+        for (const char* name : moments_of(groups_[shard.group])) moments[count++] = borrow(shard, name);
+      }
       if (const auto* adagrad = std::get_if<AdagradConfig>(&groups_[shard.group])) {
         access_->open(index, ShardUse::moments);
         moments[0].fill_(adagrad->initial_accumulator_value);
         access_->close(index, ShardUse::moments);
       }
+      parts_.push_back(parts_of(shard, moments));
     }
     backwards_.assign(forwards_.rbegin(), forwards_.rend());
   }
@@ -37,16 +43,14 @@ class FusedOptimizer : public ShardOptimizer {
     access_->plan(order);
     for (const int index : order) {
       const Shard& shard = shards_[index];
-      const Moments& moments = moments_[index];
+      const UpdateRule rule = update_rule_of(groups_[shard.group], steps_);
       access_->open(index, ShardUse::update);
-      device_->update(update_rule_of(groups_[shard.group], steps_),
-                      {.gradient = shard.gradient,
-                       .values = shard.values,
-                       .first = moments[0],
-                       .second = moments[1],
-                       .third = moments[2],
-                       .rounded = shard.rounded},
-                      facts);
+      for (size_t part = 0; part < parts_[index].size(); ++part) {
+        UpdateTensors& tensors = parts_[index][part];
+        if (tensors.rounding.is_on)
+          tensors.rounding.key = mixed(shard.runs[part].key + static_cast<uint64_t>(steps_));
+        device_->update(rule, tensors, facts);
+      }
       access_->close(index, ShardUse::update);
       updated(index);
     }
@@ -69,14 +73,37 @@ class FusedOptimizer : public ShardOptimizer {
   int groups() const override { return static_cast<int>(groups_.size()); }
 
  private:
-  using Moments = std::array<at::Tensor, 3>;  // undefined beyond the rule's moments
+  // The tensors of each call of the device: the whole shard, or each of its runs.
+  static std::vector<UpdateTensors> parts_of(const Shard& shard, const Moments& moments) {
+    const UpdateTensors whole{.gradient = shard.gradient,
+                              .values = shard.values,
+                              .first = moments[0],
+                              .second = moments[1],
+                              .third = moments[2],
+                              .rounded = shard.rounded};
+    if (shard.runs.empty()) return {whole};
+    std::vector<UpdateTensors> parts;
+    for (const RandomRun& run : shard.runs) {
+      auto part = [&](const at::Tensor& all) {
+        return all.defined() ? run_of(all, run.begin, run.numel) : at::Tensor();
+      };
+      parts.push_back({.gradient = part(whole.gradient),
+                       .values = part(whole.values),
+                       .first = part(whole.first),
+                       .second = part(whole.second),
+                       .third = part(whole.third),
+                       .rounded = part(whole.rounded),
+                       .rounding = {.is_on = true, .key = 0, .first = run.first}});
+    }
+    return parts;
+  }
 
   std::vector<OptimizerConfig> groups_;
   std::vector<Shard> shards_;
   Device* device_;
   StateAccess* access_;
-  std::vector<int> forwards_, backwards_;  // all shards, in ascending and in descending order
-  std::vector<Moments> moments_;
+  std::vector<int> forwards_, backwards_;          // all shards, in ascending and in descending order
+  std::vector<std::vector<UpdateTensors>> parts_;  // by shard
   int64_t steps_ = 0;
 };
 

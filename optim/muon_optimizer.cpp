@@ -29,7 +29,7 @@ class MuonOptimizer : public ShardOptimizer {
  public:
   MuonOptimizer(std::vector<OptimizerConfig> groups, std::vector<Shard> shards, const BorrowMoment& borrow,
                 const SliceStore& store, const Buckets& buckets, Communicator& communicator,
-                StateAccess& access)
+                StateAccess& access, std::vector<int64_t> head_rows)
       : groups_(std::move(groups)),
         momenta_(shards.size()),
         shards_(std::move(shards)),
@@ -41,6 +41,7 @@ class MuonOptimizer : public ShardOptimizer {
         device_(&communicator.device()),
         streams_(&communicator.device().streams()),
         access_(&access),
+        head_rows_(std::move(head_rows)),
         facts_(device_->allocate(kFactsNumel, at::kDouble)) {
     int64_t widest = 0;
     for (size_t index = 0; index < shards_.size(); ++index) {
@@ -182,18 +183,21 @@ class MuonOptimizer : public ShardOptimizer {
           among, [&](int slice) { return store_->range_in_slice(parameter, slices_[slice].rank).numel > 0; });
       if (!needed) continue;
       at::Tensor matrix = buckets_->view(parameter, gathered);
-      matrix.copy_(direction_of(matrix, group.newton_schulz));
+      matrix.copy_(direction_of(matrix, head_rows_[parameter], group.newton_schulz));
     }
     for (int slice : among) {
       device_->copy(slices_[slice].direction, store_->slice_of(bucket, gathered, slices_[slice].rank));
     }
   }
 
-  // Orthogonalizes a convolution's weight as a matrix with a row for each output channel. The scale depends
-  // on the last two dimensions of the weight, as in DeepSpeed.
-  static at::Tensor direction_of(const at::Tensor& matrix, NewtonSchulz method) {
-    const at::Tensor flat = matrix.dim() == 4 ? matrix.flatten(1) : matrix;
-    const double rows = static_cast<double>(matrix.size(-2));
+  // Orthogonalizes a convolution's weight as a matrix with a row for each output channel, and heads of
+  // attention one by one. The scale depends on the last two dimensions of the weight or of a head, as in
+  // DeepSpeed (original_muon.py).
+  static at::Tensor direction_of(const at::Tensor& matrix, int64_t head_rows, NewtonSchulz method) {
+    const at::Tensor flat = matrix.dim() == 4 ? matrix.flatten(1)
+                            : head_rows > 0   ? matrix.unflatten(0, {matrix.size(0) / head_rows, head_rows})
+                                              : matrix;
+    const double rows = static_cast<double>(head_rows > 0 ? head_rows : matrix.size(-2));
     const double columns = static_cast<double>(matrix.size(-1));
     const double scale = std::sqrt(std::max(1.0, rows / columns));
     return (orthogonalized(flat, method) * scale).view(matrix.sizes());
@@ -213,6 +217,7 @@ class MuonOptimizer : public ShardOptimizer {
   Device* device_;
   Streams* streams_;
   StateAccess* access_;
+  std::vector<int64_t> head_rows_;    // by parameter; 0: not divided into heads
   at::Tensor facts_;                  // the step's facts, in device memory
   Event directions_made_;             // recorded when the slices have their directions, not orthogonal yet
   std::array<Gathered, 2> gathered_;  // used alternately
@@ -224,9 +229,10 @@ class MuonOptimizer : public ShardOptimizer {
 std::unique_ptr<ShardOptimizer> make_muon_optimizer(std::vector<OptimizerConfig> groups,
                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
                                                     const SliceStore& store, const Buckets& buckets,
-                                                    Communicator& communicator, StateAccess& access) {
+                                                    Communicator& communicator, StateAccess& access,
+                                                    std::vector<int64_t> head_rows) {
   return std::make_unique<MuonOptimizer>(std::move(groups), std::move(shards), borrow, store, buckets,
-                                         communicator, access);
+                                         communicator, access, std::move(head_rows));
 }
 
 std::vector<OptimizerConfig> split_for_muon(const std::vector<OptimizerConfig>& groups) {

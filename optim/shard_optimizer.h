@@ -15,20 +15,30 @@
 
 namespace zerorun {
 
+/// A parameter's elements in a shard whose bfloat16 state is rounded at random.
+struct RandomRun {
+  int64_t begin;  // of the run in the shard
+  int64_t numel;
+  uint64_t key;   // of the parameter's name and the seed
+  int64_t first;  // index in the parameter of the run's first element
+};
+
 /// A slice of a bucket, or a chunk of a slice whose state is in files. Its tensors are 1-D, of equal length,
 /// on one device and aligned to Device::alignment(). The chunks of a slice are consecutive in the list of
 /// shards, and their gradients are contiguous in memory.
 struct Shard {
-  at::Tensor values;    // float32 (master weights under 16-bit training), updated in place
+  at::Tensor values;    // float32 (master weights under 16-bit training) or bfloat16, updated in place
   at::Tensor gradient;  // float32, bfloat16 or float16; may be overwritten by the update
-  at::Tensor rounded;   // bfloat16 or float16: receives the rounded `values`; undefined: not written
+  at::Tensor rounded;   // bfloat16 or float16: receives the float32 `values` rounded; undefined: not written
   int group;            // parameter group
   int bucket = 0;
-  int rank = 0;       // the rank that owns the slice
-  int64_t begin = 0;  // offset of the shard in the slice, in elements
+  int rank = 0;                      // the rank that owns the slice
+  int64_t begin = 0;                 // offset of the shard in the slice, in elements
+  std::vector<RandomRun> runs = {};  // all parameters' elements; empty: updates round to nearest
 };
 
-/// Returns the memory of one moment of a shard: a 1-D float32 tensor of the shard's length, initially zero.
+/// Returns the memory of one moment of a shard: a 1-D float32 or bfloat16 tensor of the shard's length,
+/// initially zero.
 /// `name` is the moment's name in torch.optim. The same shard and name always give the same memory, which
 /// outlives the optimizer.
 using BorrowMoment = std::function<at::Tensor(const Shard& shard, const char* name)>;

@@ -21,10 +21,12 @@ std::unique_ptr<ShardOptimizer> make_lamb_optimizer(const std::vector<OptimizerC
                                                     StateAccess& access);
 
 /// Muon for groups with a MuonConfig, whose parameters have two dimensions or more; AdamW for the others.
+/// `head_rows`: the rows of an attention head, by parameter of `buckets`; 0: not divided into heads.
 std::unique_ptr<ShardOptimizer> make_muon_optimizer(std::vector<OptimizerConfig> groups,
                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
                                                     const SliceStore& store, const Buckets& buckets,
-                                                    Communicator& communicator, StateAccess& access);
+                                                    Communicator& communicator, StateAccess& access,
+                                                    std::vector<int64_t> head_rows);
 
 /// Splits each group in two: parameters that Muon updates, then the other parameters.
 std::vector<OptimizerConfig> split_for_muon(const std::vector<OptimizerConfig>& groups);

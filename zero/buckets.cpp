@@ -298,7 +298,7 @@ void Buckets::follow_writes(int bucket) {
       const at::Tensor values = written.narrow(0, begin, numel);
       const at::Tensor exact = store_->chunk(bucket, master, chunk);
       Device& where = options_.master_on_host ? device_->host() : *device_;
-      if (dtype() == Dtype::fp32) return where.copy(exact, values);
+      if (!are_rounded()) return where.copy(exact, values);
       where.follow_written(exact, values);
     });
   });

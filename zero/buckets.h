@@ -86,7 +86,8 @@ struct BucketOptions {
   /// Operators on the parameters notify the listener set by listen(). Required if a bucket is partitioned.
   bool marked = false;
   bool shared = false;            // marked buckets are kept or gathered in memory that the ranks share
-  Dtype dtype = Dtype::fp32;      // dtype of the values; if 16-bit, trained buckets have master weights
+  Dtype dtype = Dtype::fp32;      // dtype of the values
+  Dtype master = Dtype::fp32;     // dtype of master weights: float32, or `dtype`
   bool master_from_fp32 = false;  // master weights start from the given parameters, not from the rounded ones
   bool whole_master = false;      // this rank keeps master weights of all slices, not only its own
   bool master_on_host = false;    // master weights are in host memory; see has_master() for fp32 values
@@ -96,11 +97,11 @@ struct BucketOptions {
   Communicator* tensor = nullptr;
 };
 
-/// Whether a bucket has master weights. A trained bucket has them if its values are 16-bit, or if the host
+/// Whether a bucket has master weights. A trained bucket has them if its values are rounded, or if the host
 /// updates it and its values are not in host memory.
 inline bool has_master(const BucketLayout& layout, const BucketOptions& options) {
   if (layout.group == kFrozen) return false;
-  return options.dtype != Dtype::fp32 ||
+  return options.dtype != options.master ||
          (options.master_on_host && !(options.shards_on_host && layout.partitioned));
 }
 
@@ -150,6 +151,8 @@ class Buckets {
     return home == Home::file || home == Home::host;
   }
   Dtype dtype() const { return options_.dtype; }
+  /// Whether values are master weights that have been rounded to 16 bits.
+  bool are_rounded() const { return options_.dtype != options_.master; }
   bool has_master(int bucket) const { return zerorun::has_master(store_->layout(bucket), options_); }
   /// Gives the storage on which operators use the bucket's parameters memory, or takes the memory away
   /// (zero/interception.h).

@@ -42,7 +42,7 @@ void Buckets::move_in(int bucket) {
   const BucketLayout& bucket_layout = store_->layout(bucket);
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
   at::Tensor flat = allocate_values(bucket);
-  const bool wants_exact = options_.master_from_fp32 && has_master(bucket) && dtype() != Dtype::fp32;
+  const bool wants_exact = options_.master_from_fp32 && has_master(bucket) && are_rounded();
   const at::Tensor exact =
       wants_exact ? allocate_for_one_use(*communicator_, bucket_layout.numel, Dtype::fp32) : flat;
   const std::string message = message_without_memory(bucket);
@@ -137,8 +137,9 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
   } else if (has_master(bucket)) {
     const Extent extent = options_.whole_master ? Extent::bucket : Extent::slice;
     const at::Tensor updated = options_.whole_master ? exact : store_->slice_of(bucket, exact, rank_);
-    at::Tensor master = options_.master_on_host ? device_->allocate_on_host(updated.numel(), at::kFloat)
-                                                : device_->allocate(updated.numel(), at::kFloat);
+    const at::ScalarType master_dtype = scalar_type(options_.master);
+    at::Tensor master = options_.master_on_host ? device_->allocate_on_host(updated.numel(), master_dtype)
+                                                : device_->allocate(updated.numel(), master_dtype);
     store_->put(bucket, StateKind::master, kMaster, extent, master.copy_(updated),
                 options_.master_on_host ? Home::host : Home::device);
   }

@@ -6,6 +6,14 @@
 
 namespace zerorun {
 
+namespace {
+
+const char* safetensors_name(Dtype dtype) {
+  return dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
+}
+
+}  // namespace
+
 SliceStore::SliceStore(Layout layout, std::vector<int64_t> numels, int rank, int world_size)
     : layout_(std::move(layout)),
       numels_(std::move(numels)),
@@ -97,7 +105,8 @@ void SliceStore::keep_in_files(checkpoint::FileSystem& files, StateFilesOptions 
   std::vector<SliceContents> slices;
   for (int bucket = 0; bucket < count(); ++bucket) {
     std::vector<SliceState> of_bucket;
-    for (const StateInFile& state : states[bucket]) of_bucket.push_back({.name = state.name});
+    for (const StateInFile& state : states[bucket])
+      of_bucket.push_back({.name = state.name, .dtype = safetensors_name(state.dtype)});
     slices.push_back(contents_of(bucket, std::move(of_bucket), names, options));
   }
   files_ = std::make_unique<SliceFiles>(files, std::move(options), slices);
@@ -112,10 +121,10 @@ void SliceStore::keep_in_files(checkpoint::FileSystem& files, StateFilesOptions 
 
 void SliceStore::keep_values_in_files(checkpoint::FileSystem& files, StateFilesOptions options, Dtype dtype,
                                       std::span<const int> buckets, std::span<const std::string> names) {
-  const char* safetensors_name = dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
   std::vector<SliceContents> slices(count());
   for (const int bucket : buckets)
-    slices[bucket] = contents_of(bucket, {{.name = kValue, .dtype = safetensors_name}}, names, options);
+    slices[bucket] =
+        contents_of(bucket, {{.name = kValue, .dtype = safetensors_name(dtype)}}, names, options);
   value_files_ = std::make_unique<SliceFiles>(files, std::move(options), slices);
   for (const int bucket : buckets) {
     ZR_CHECK(value_files_->chunks(bucket) == 1, "values come as whole slices");

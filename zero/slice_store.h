@@ -63,11 +63,11 @@ struct StateTensor {
   std::vector<at::Tensor> chunks = {};
 };
 
-/// A state of a bucket's slice to keep in files: the master weights or a moment. It is fp32 and initially
-/// zero.
+/// A state of a bucket's slice to keep in files: the master weights or a moment. It is initially zero.
 struct StateInFile {
   StateKind kind;
   std::string name;
+  Dtype dtype;
 };
 
 enum class ValueUse {

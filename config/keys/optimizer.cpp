@@ -76,7 +76,7 @@ static constexpr KeyFact optimizer_rows[] = {
     boolean(".set_grad_none", "true", "release gradients instead of setting them to zero")
         .no_effect("the engine releases gradients, not the optimizer"),
     boolean(".fp32_optimizer_states", "true", "keep optimizer states in fp32")
-        .refused("optimizer states are always fp32"),
+        .refused("bf16.bf16_optimizer_states decides"),
     number(".momentum", "0.0", "momentum factor; the default is 0.95 for Muon")
         .least(0)
         .for_types("SGD Muon MuSGD RMSprop"),
@@ -88,6 +88,11 @@ static constexpr KeyFact optimizer_rows[] = {
            "variant of the Newton-Schulz iteration: on the Gram matrix of the short side, or on the matrix")
         .for_types("Muon")
         .advise("write \"gram\" or \"standard\""),
+    boolean(".per_head_muon", "false",
+            "orthogonalize the heads of attention projections one by one; Python programs' heads are those "
+            "of the model's "
+            "config, C++ programs give them to initialize() (attention_heads)")
+        .for_types("Muon"),
     number(".max_coeff", "10.0", "upper bound of the trust ratio").least(0).for_types("Lamb OneBitLamb"),
     number(".min_coeff", "0.01", "lower bound of the trust ratio").least(0).for_types("Lamb OneBitLamb"),
     boolean(".eps_inside_sqrt", "false", "add eps before the square root")

@@ -7,7 +7,8 @@ namespace zerorun::config::keys {
 constexpr int largest_power = 127;
 constexpr double largest_scale = 0x1p127;
 
-constexpr std::string_view fp32_master = "master weights and optimizer states are always fp32";
+constexpr std::string_view not_fp16 =
+    "updates of fp16 weights underflow, and only bf16 has bf16_master_weights_and_grads";
 constexpr std::string_view of_apex =
     "remove it: it is a setting of apex amp, and DeepSpeed refuses it here too";
 constexpr std::string_view on_or_off = "write an object such as {\"enabled\": true}";
@@ -30,7 +31,7 @@ static constexpr KeyFact precision_rows[] = {
     boolean(".consecutive_hysteresis", "false", "every step without overflow resets the count of hysteresis"),
     integer(".min_loss_scale", "1", "minimum loss scale; a run that needs a smaller one fails").least(0),
     boolean(".fp16_master_weights_and_grads", "false", "keep master weights and gradients in fp16")
-        .refused(fp32_master),
+        .refused(not_fp16),
     text(".fp16_opt_level", "", "a setting of apex").replaced_by(of_apex),
     text(".opt_level", "", "a setting of apex").replaced_by(of_apex),
     feature("bf16", "training in bfloat16").with_auto().advise(on_or_off),
@@ -39,9 +40,11 @@ static constexpr KeyFact precision_rows[] = {
         .no_effect("gradients are always added as soon as they are computed"),
     boolean(".check_grad_overflow", "true", "skip steps whose gradients are not finite")
         .no_effect("gradients are always checked, and a step whose gradients are not finite is skipped"),
-    boolean(".bf16_master_weights_and_grads", "false", "keep master weights and gradients in bfloat16")
-        .refused(fp32_master),
-    boolean(".bf16_optimizer_states", "false", "keep optimizer states in bfloat16").refused(fp32_master),
+    boolean(
+        ".bf16_master_weights_and_grads", "false",
+        "update the bfloat16 parameters themselves, without fp32 master weights, and accumulate gradients in "
+        "bfloat16 unless data_types.grad_accum_dtype is fp32"),
+    boolean(".bf16_optimizer_states", "false", "keep optimizer states in bfloat16"),
     old_name("bfloat16", "bf16"),
     old_name("bfloat16.enabled", "bf16.enabled"),
     old_name("bfloat16.immediate_grad_update", "bf16.immediate_grad_update"),
@@ -77,9 +80,19 @@ static constexpr KeyFact precision_rows[] = {
         ".buffer_dtype", "", "fp32 fp16 bf16",
         "dtype to which the module's floating-point buffers are converted; by default they are not converted")
         .or_null(),
+    texts(".keep_in_fp32_modules", "",
+          "patterns of the names of buffers that stay fp32 under 16-bit training, where * stands for any "
+          "characters; "
+          "\"auto\": in Python those that a transformers model names for itself")
+        .filled_by(Automatic::fallback),
     boolean(".master_from_fp32", "false",
             "initialize master weights from the parameters before they are rounded to 16 bits; DeepSpeed "
             "does not have this key and ignores it"),
+    boolean("zerorun.stochastic_rounding", "false",
+            "round updated bfloat16 weights and optimizer states at random to one of the two nearest "
+            "numbers, so that "
+            "small steps count on average, instead of to the nearest (docs/guide.md)"),
+    integer("zerorun.rounding_seed", "0", "seed of zerorun.stochastic_rounding").least(0),
 };
 
 const std::span<const KeyFact> precision = precision_rows;

@@ -43,9 +43,7 @@ static constexpr KeyFact zero_rows[] = {
     boolean(".ignore_unused_parameters", "true", "false: an error for parameters without a gradient")
         .not_supported("a parameter without a gradient is treated as if its gradient were 0"),
     boolean(".legacy_stage1", "false", "a key of old DeepSpeed versions").no_effect("there is one stage 1"),
-    integer(".parameter_alignment", "", "alignment of parameters in flat buffers")
-        .least(0)
-        .or_null()
+    boolean(".parameter_alignment", "false", "align parameters in flat buffers to 16 bytes")
         .no_effect("each parameter begins at a multiple of 64 bytes"),
     boolean(".round_robin_gradients", "false", "assign gradients to ranks in round-robin order")
         .no_effect("every rank owns an equal slice of every bucket"),

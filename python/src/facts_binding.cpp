@@ -67,7 +67,7 @@ py::dict config_of(CoreEngine& core) {
                   "optimizer"_a = config.optimizer ? std::string(name_of(*config.optimizer)) : std::string(),
                   "has_scheduler"_a = config.scheduler.has_value(), "computes_only"_a = core.computes_only(),
                   "managed"_a = config.managed_gradient_accumulation,
-                  "steps_per_print"_a = config.steps_per_print,
+                  "steps_per_print"_a = config.steps_per_print, "disables_gc"_a = python.disable_gc,
                   "gathers_on_save"_a = python.gather_16bit_weights_on_model_save,
                   "highest_momentum"_a = highest_momentum(config), "leaf_classes"_a = python.leaf_classes,
                   "leaf_names"_a = python.leaf_names, "leaf_suffixes"_a = python.leaf_name_suffixes,

@@ -44,6 +44,10 @@ struct Given {
       mesh;  // sizes of data (0: what the others leave), tensor, pipeline
   std::vector<PlanEntry> tensor_plan;
   std::optional<Pipeline> pipeline;
+  // What a transformers model says of itself: buffers for data_types.keep_in_fp32_modules, under bf16 and
+  // fp16 or only under fp16, and attention heads for per_head_muon.
+  std::vector<std::string> fp32_buffers, fp32_buffers_under_fp16;
+  std::map<std::string, int64_t> attention_heads;
 };
 
 std::optional<MeshSizes> sizes_of(const Given& given) {
@@ -107,7 +111,15 @@ std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
                            std::move(given.unsaved_buffers), mode);
   InitializeOptions options;
   options.communicator = connect();
-  const Config config = read_config(given, model, options.communicator->world_size(), options.computes_only);
+  Config config = read_config(given, model, options.communicator->world_size(), options.computes_only);
+  if (!config.precision.fp32_buffers) {
+    config.precision.fp32_buffers = given.fp32_buffers;
+    if (config.precision.training == Dtype::fp16)
+      config.precision.fp32_buffers->insert(config.precision.fp32_buffers->end(),
+                                            given.fp32_buffers_under_fp16.begin(),
+                                            given.fp32_buffers_under_fp16.end());
+  }
+  options.attention_heads = given.attention_heads;
   options.mesh = sizes_of(given);
   options.tensor_plan = plan_of(given);
   options.pipeline = std::move(given.pipeline);
@@ -210,6 +222,9 @@ void bind_starting(py::module_& module) {
       .def_readwrite("output_folder", &Given::output_folder)
       .def_readwrite("mesh", &Given::mesh)
       .def_readwrite("tensor_plan", &Given::tensor_plan)
+      .def_readwrite("fp32_buffers", &Given::fp32_buffers)
+      .def_readwrite("fp32_buffers_under_fp16", &Given::fp32_buffers_under_fp16)
+      .def_readwrite("attention_heads", &Given::attention_heads)
       .def_readwrite("pipeline", &Given::pipeline);
   module.def("start", &start, NoGil());
   module.def("allows_untested", &allows_untested);

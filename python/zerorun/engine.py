@@ -2,13 +2,14 @@
 
 import atexit
 import contextlib
+import gc
 import logging
 import sys
 import weakref
 
 import torch
 
-from . import _core, _registry, data, groups as groups_of_ranks
+from . import _core, _registry, collector, data, groups as groups_of_ranks
 from ._core import UserError
 from .checkpoints import Checkpoints
 from .comm import get_world_size, init_distributed, take_over_launcher
@@ -18,6 +19,7 @@ from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
 from .inputs import buffers_of, given_config, read_config, refuse_lone_ranks, refuse_models
 from .mesh import mesh_of
+from .model_facts import attention_heads, fp32_buffers
 from .model_watch import ModelWatch
 from .module_notes import explained_errors, log_conversions
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
@@ -93,6 +95,8 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         given.mesh, tensor_ranks = mesh_with_told(mesh, model, config_text, origin)
         given.tensor_plan = entries_of(model, tensor_plan, tensor_ranks)
         given.has_schedule = lr_scheduler is not None
+        given.fp32_buffers, given.fp32_buffers_under_fp16 = fp32_buffers(whole)
+        given.attention_heads = attention_heads(whole)
         dtypes = {name: tensor.dtype for name, tensor in given.parameters}
         self._core = _core.start(given)
         for other in _registry.living():
@@ -130,6 +134,8 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
             log_conversions(model, dtypes, self.dtype)
             compare_dtype(model, self.dtype)
         self._stop_recomputing = recompute(model, self._config, self._core.rank())
+        if self._config["disables_gc"]:
+            collector.switch_off(self)
         groups_of_ranks.follow(self._core)
         _registry.add(self)
 
@@ -319,6 +325,10 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         magnitude. A collective, between step() and the next backward(). Raises UserError on all ranks, which names what differs."""
         verify_plan(self, whole, loss_of, tolerance)
 
+    def collect_python_gc(self):
+        """Collects reference cycles at a moment that the program chooses, with disable_python_gc. Returns their number."""
+        return gc.collect()
+
     def destroy(self):
         """Destroys the engine after waiting for a checkpoint that is being written. At stage 3 the parameters then have no
         values."""
@@ -335,6 +345,7 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
             return
         self._core.check_idle()
         self.is_destroyed = True
+        collector.switch_on(self)
         self._leave_model()
         destroy_core()
 

@@ -217,26 +217,52 @@ TEST_CASE("master weights may start from unrounded values if parameters are in 1
              "data_types.master_from_fp32: true has no effect: training is in fp32");
 }
 
-TEST_CASE("16-bit master weights and optimizer states are refused if the config asks for them") {
-  const std::string remedy = "master weights and optimizer states are always fp32: remove it";
-  const std::string found = "true, which ZeroRun does not support";
-  struct Key {
-    std::string section, name;
-  };
-  for (const Key& key :
-       {Key{"fp16", "fp16_master_weights_and_grads"}, Key{"bf16", "bf16_master_weights_and_grads"},
-        Key{"bf16", "bf16_optimizer_states"}}) {
-    const std::string before = "\"" + key.section + "\": {\"enabled\": true, \"" + key.name + "\": ";
-    INFO(before);
-    const auto refused = refusals(with(before + "true}"));
-    REQUIRE(refused.size() == 1);
-    CHECK(refused[0].place() ==
-          "2:" + std::to_string(before.size() + 1) + " " + key.section + "." + key.name);
-    CHECK(refused[0].expected == "false");
-    CHECK(refused[0].found == found);
-    CHECK(refused[0].remedy == remedy);
-    CHECK(told(parse(before + "false}")).empty());
-  }
+TEST_CASE("fp16 master weights are refused if the config asks for them") {
+  const std::string before = R"("fp16": {"enabled": true, "fp16_master_weights_and_grads": )";
+  const auto refused = refusals(with(before + "true}"));
+  REQUIRE(refused.size() == 1);
+  CHECK(refused[0].place() ==
+        "2:" + std::to_string(before.size() + 1) + " fp16.fp16_master_weights_and_grads");
+  CHECK(refused[0].expected == "false");
+  CHECK(refused[0].found == "true, which ZeroRun does not support");
+  CHECK(refused[0].remedy ==
+        "updates of fp16 weights underflow, and only bf16 has bf16_master_weights_and_grads: remove it");
+  CHECK(told(parse(before + "false}")).empty());
+}
+
+TEST_CASE("bf16 master weights, optimizer states and stochastic rounding") {
+  const std::string master = R"("bf16_master_weights_and_grads": true)";
+  const std::string states = R"("bf16_optimizer_states": true)";
+  auto bf16_with = [](const std::string& keys) { return R"("bf16": {"enabled": true, )" + keys + "}"; };
+  const std::string random = R"("zerorun": {"stochastic_rounding": true, "rounding_seed": 7})";
+  PrecisionConfig found = precision(bf16_with(master + ", " + states) + ", " + random);
+  CHECK(found.master == Dtype::bf16);
+  CHECK(found.moments == Dtype::bf16);
+  CHECK(found.accumulation == Dtype::bf16);
+  CHECK(found.rounding_seed == 7);
+  found = precision(bf16_with(master) + ", " + types(R"("grad_accum_dtype": "fp32")"));
+  CHECK(found.master == Dtype::bf16);
+  CHECK(found.moments == Dtype::fp32);
+  CHECK(found.accumulation == Dtype::fp32);
+  CHECK(!found.rounding_seed);
+  found = precision(bf16_with(states));
+  CHECK(found.master == Dtype::fp32);
+  CHECK(found.moments == Dtype::bf16);
+  CHECK(found.accumulation == Dtype::fp32);
+  check_note(R"("bf16": {"enabled": false, )" + states + "}",
+             "bf16.bf16_optimizer_states: true has no effect: bf16.enabled is not true");
+  check_note(
+      random,
+      "zerorun.stochastic_rounding: true has no effect: weights and optimizer states are updated in fp32");
+  check_note(
+      bf16_with(master) + ", " + types(R"("master_from_fp32": true)"),
+      "data_types.master_from_fp32: true has no effect: with bf16_master_weights_and_grads there are no "
+      "master weights");
+  const auto refused = refusals(with(bf16_with(states) + R"(, "optimizer": {"type": "Lamb"})"));
+  REQUIRE(refused.size() == 1);
+  CHECK(refused[0].expected == "false with the optimizer Lamb");
+  CHECK(refused[0].remedy ==
+        "remove it, or use an optimizer that updates each element by itself, such as AdamW");
 }
 
 TEST_CASE("notes say that the keys about sums and checks of bf16 gradients change nothing") {

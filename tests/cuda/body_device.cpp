@@ -1,12 +1,15 @@
 #include "tests/cuda/body_device.h"
 
 #include <array>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/kernel_bodies.h"
+#include "cuda/update_body.h"
 #include "device/dtypes.h"
 #include "device/step_facts.h"
 #include "device/update_rules.h"
+#include "device/update_span.h"
 
 namespace zerorun::testing {
 namespace {
@@ -127,23 +130,18 @@ void BodyDevice::add_squares(const at::Tensor& tally, const at::Tensor& values, 
 void BodyDevice::update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) {
   const auto& known = *memory_of<StepFacts>(facts);
   if (known.apply == 0) return;
-  const Dtype rounded = tensors.rounded.defined() ? dtype_of(tensors.rounded) : Dtype::bf16;
+  const UpdateSpan span = span_of(tensors);
+  auto run_body = [&](auto is_wide, const auto& formula) {
+    with_type(tensors.gradient, [&](auto type) {
+      using Gradient = typename decltype(type)::type;
+      using Body = cuda::Update<std::decay_t<decltype(formula)>, Gradient, is_wide>;
+      run_all(Body{formula, span, known.factor}, span.numel, threads_, [](const Body&) {});
+    });
+  };
   std::visit(
       [&](const auto& formula) {
-        with_type(tensors.gradient, [&](auto type) {
-          using Gradient = typename decltype(type)::type;
-          using Body = cuda::Update<std::decay_t<decltype(formula)>, Gradient>;
-          const Body body{formula,
-                          memory_of<Gradient>(tensors.gradient),
-                          memory_of<float>(tensors.values),
-                          memory_of<float>(tensors.first),
-                          memory_of<float>(tensors.second),
-                          memory_of<float>(tensors.third),
-                          memory_of<void>(tensors.rounded),
-                          rounded,
-                          known.factor};
-          run_all(body, tensors.values.numel(), threads_, [](const Body&) {});
-        });
+        if (span.is_all_float32()) return run_body(std::true_type(), formula);
+        run_body(std::false_type(), formula);
       },
       rule);
 }

@@ -139,6 +139,12 @@ TEST_CASE("cuda kernels: updates have the CPU's bits") {
   check_updates(device, kLarge);
 }
 
+TEST_CASE("cuda kernels: updates of bfloat16 state have the CPU's bits") {
+  CudaDevice device(0);
+  check_narrow_updates(device, kSizes);
+  check_narrow_updates(device, kLarge);
+}
+
 TEST_CASE("cuda kernels: master weights follow what was written") {
   CudaDevice device(0);
   check_following(device, kSizes);

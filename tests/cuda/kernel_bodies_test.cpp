@@ -158,6 +158,13 @@ TEST_CASE("kernel bodies: updates have the CPU's bits") {
   }
 }
 
+TEST_CASE("kernel bodies: updates of bfloat16 state have the CPU's bits") {
+  for (const int64_t threads : kThreadCounts) {
+    BodyDevice device(threads);
+    check_narrow_updates(device, kSizes);
+  }
+}
+
 TEST_CASE("kernel bodies: master weights follow what was written") {
   for (const int64_t threads : kThreadCounts) {
     BodyDevice device(threads);

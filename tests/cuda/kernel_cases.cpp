@@ -153,6 +153,11 @@ Tally found_in(Device& device, const at::Tensor& to, const at::Tensor& from, flo
   return read_tally(device, tally);
 }
 
+// Which state is bfloat16, and whether it is rounded at random.
+struct NarrowState {
+  bool values = false, moments = false, random = false;
+};
+
 struct UpdateCase {
   UpdateRule rule;
   at::ScalarType gradient;
@@ -160,26 +165,30 @@ struct UpdateCase {
   int64_t numel;
   int64_t offset;
   int32_t apply;
+  NarrowState narrow = {};
 };
 
 Results updated(Device& device, const UpdateCase& given) {
   const int moments = moments_of(given.rule);
-  auto floats = [&](uint64_t seed) {
-    return put(device, random_values(given.numel, at::kFloat, seed), given.offset);
+  const at::ScalarType of_moments = given.narrow.moments ? at::kBFloat16 : at::kFloat;
+  auto moment = [&](uint64_t seed) {
+    return put(device, random_values(given.numel, of_moments, seed), given.offset);
   };
   UpdateTensors tensors;
   // The offsets of all cases together cover aligned tensors, unaligned tensors, and mixtures of both.
   tensors.gradient = put(device, random_values(given.numel, given.gradient, 1), (given.offset * 3) % 8);
-  tensors.values = floats(2);
+  const at::ScalarType of_values = given.narrow.values ? at::kBFloat16 : at::kFloat;
+  tensors.values = put(device, random_values(given.numel, of_values, 2), given.offset);
+  if (given.narrow.random) tensors.rounding = {.is_on = true, .key = 11, .first = given.offset};
   auto squares = [&](uint64_t seed) {
     std::vector<float> drawn = to_floats(random_values(given.numel, at::kFloat, seed));
     for (float& value : drawn) value *= value;
-    return put(device, from_floats(drawn, at::kFloat), given.offset);
+    return put(device, from_floats(drawn, of_moments), given.offset);
   };
   const bool squares_first = has_squares_first(given.rule);
-  if (moments > 0) tensors.first = squares_first ? squares(3) : floats(3);
-  if (moments > 1) tensors.second = squares_first ? floats(4) : squares(4);
-  if (moments > 2) tensors.third = squares_first ? floats(6) : squares(6);
+  if (moments > 0) tensors.first = squares_first ? squares(3) : moment(3);
+  if (moments > 1) tensors.second = squares_first ? moment(4) : squares(4);
+  if (moments > 2) tensors.third = squares_first ? moment(6) : squares(6);
   if (given.rounded != at::kFloat) {
     tensors.rounded = put(device, random_values(given.numel, given.rounded, 5), given.offset / 4);
   }
@@ -298,6 +307,26 @@ void check_updates(Device& tested, const Sizes& sizes) {
                            << ", " << numel << " values from " << offset << " on, apply " << apply);
               check_same(updated(tested, given), updated(cpu_device(), given));
             }
+          }
+        }
+      }
+    }
+  }
+}
+
+void check_narrow_updates(Device& tested, const Sizes& sizes) {
+  for (const UpdateRule& rule : kRules) {
+    for (at::ScalarType gradient : {at::kFloat, at::kBFloat16}) {
+      for (const NarrowState& narrow : {NarrowState{true, true, false}, NarrowState{true, true, true},
+                                        NarrowState{true, false, true}, NarrowState{false, true, false}}) {
+        for (int64_t numel : sizes) {
+          for (int64_t offset : offsets_for(numel)) {
+            const at::ScalarType rounded = narrow.values ? at::kFloat : at::kBFloat16;
+            const UpdateCase given{rule, gradient, rounded, numel, offset, 1, narrow};
+            INFO("rule " << rule.index() << ", gradient in " << gradient << ", bfloat16 values "
+                         << narrow.values << " and moments " << narrow.moments << ", at random "
+                         << narrow.random << ", " << numel << " values from " << offset << " on");
+            check_same(updated(tested, given), updated(cpu_device(), given));
           }
         }
       }

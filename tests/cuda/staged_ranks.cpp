@@ -294,6 +294,10 @@ void check_groups_are(const Outcome& grouped, const Outcome& alone) {
 std::string config_of(int stage, const std::string& precision, int accumulation, const std::string& more) {
   std::string section;
   if (precision == "bf16") section = R"("bf16": {"enabled": true},)";
+  if (precision == "bf16 states") {
+    section = R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true,
+        "bf16_optimizer_states": true}, "zerorun": {"stochastic_rounding": true},)";
+  }
   if (precision == "fp16") {
     section =
         R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},)";

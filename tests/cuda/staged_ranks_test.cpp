@@ -18,8 +18,8 @@ void check_clean(const Outcome& outcome) {
 }  // namespace
 
 TEST_CASE("staged ranks: all stages and precisions have the bits of CPU ranks, and no use is out of order") {
-  const std::string precisions[] = {"fp32", "bf16", "fp16"};
-  for (const auto& [four, type, accumulates] : settings(2, 3, 2)) {
+  const std::string precisions[] = {"fp32", "bf16", "fp16", "bf16 states"};
+  for (const auto& [four, type, accumulates] : settings(2, 4, 2)) {
     const int ranks = four == 1 ? 4 : 2;
     const std::string& precision = precisions[type];
     const int accumulation = accumulates == 1 ? 3 : 1;

@@ -327,6 +327,15 @@ TEST_CASE("initialize() converts all parameters, buffers only if asked, and inpu
     CHECK(engine.cast_input(points).scalar_type() == torch::kHalf);
     CHECK(engine.cast_input(counts).scalar_type() == torch::kLong);
   }
+  SECTION("buffers that stay fp32") {
+    Net model;
+    const std::string pattern = GENERATE("counter", "*ount*er", "c*r", "unused");
+    const Engine engine =
+        engine_of(model, R"("bf16": {"enabled": true}, "data_types": {"buffer_dtype": "bf16",
+                                              "keep_in_fp32_modules": [")" +
+                             pattern + "\"]}");
+    CHECK(model->counter.scalar_type() == (pattern == "unused" ? torch::kBFloat16 : torch::kFloat));
+  }
   SECTION("a model that is in another type already") {
     Net model;
     model->to(torch::kDouble);

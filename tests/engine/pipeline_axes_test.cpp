@@ -21,7 +21,9 @@ namespace {
 
 const std::string kPrecisionKeys[] = {
     "", R"(, "bf16": {"enabled": true})",
-    R"(, "fp16": {"enabled": true, "initial_scale_power": 8, "hysteresis": 1})"};
+    R"(, "fp16": {"enabled": true, "initial_scale_power": 8, "hysteresis": 1})",
+    R"(, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true},
+       "zerorun": {"stochastic_rounding": true})"};
 const DecoderOptions kPlainHead = {.gated = true, .layers = 4};
 
 struct Trained {
@@ -79,7 +81,7 @@ Trained train_whole(const DecoderOptions& options, const std::string& config, in
 }  // namespace
 
 TEST_CASE("Parameters have the bits of a training without a pipeline") {
-  for (const auto [stages, stage, precision, data, accumulates] : settings(3, 4, 3, 2, 2)) {
+  for (const auto [stages, stage, precision, data, accumulates] : settings(3, 4, 4, 2, 2)) {
     const MeshSizes mesh{.data = 1 + data, .tensor = 1, .pipeline = 1 << stages};
     CAPTURE(describe(mesh), stage, precision, accumulates);
     const std::string config =
@@ -96,7 +98,7 @@ TEST_CASE("Parameters have the bits of a training without a pipeline") {
 TEST_CASE("Tied layers, norms and clipping have the same bits at every ZeRO stage and precision") {
   const DecoderOptions options = {.tied = true, .layers = 2};
   const MeshSizes meshes[] = {{2, 1, 2}, {1, 2, 2}};
-  for (const auto [shape, precision] : settings(2, 3)) {
+  for (const auto [shape, precision] : settings(2, 4)) {
     CAPTURE(describe(meshes[shape]), precision);
     const Trained expected =
         train_on(meshes[shape], options, decoder_config(1, kAdam, 3, kPrecisionKeys[precision]));

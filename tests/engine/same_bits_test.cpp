@@ -16,18 +16,27 @@ struct Precision {
   const char* config;
   double value = 2;     // bytes of a value
   bool narrow = false;  // whether gradients are accumulated in 16 bits
+  double master = 4, moments = 8;
 };
 
 // The loss scale doubles after the third step. The fourth step overflows and halves it.
 #define FP16 \
   R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},)"
 constexpr Precision kPrecisions[] = {
-    {"", 4},
+    {"", 4, false, 0},
     {R"("bf16": {"enabled": true},)"},
     {FP16},
     {R"("bf16": {"enabled": true}, "data_types": {"master_from_fp32": true},)"},
     {R"("bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "bf16"},)", 2, true},
-    {FP16 R"("data_types": {"grad_accum_dtype": "fp16"},)", 2, true}};
+    {FP16 R"("data_types": {"grad_accum_dtype": "fp16"},)", 2, true},
+    {R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true},
+        "zerorun": {"stochastic_rounding": true, "rounding_seed": 5},)",
+     2, true, 0, 4},
+    {R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true},
+        "data_types": {"grad_accum_dtype": "fp32"},)",
+     2, false, 0},
+    {R"("bf16": {"enabled": true, "bf16_optimizer_states": true}, "zerorun": {"stochastic_rounding": true},)",
+     2, false, 4, 4}};
 constexpr int kFp16 = 2;
 #undef FP16
 
@@ -153,7 +162,7 @@ struct BytesPerParameter {
     const double n = setting.ranks;
     value = precision.value / (form.stage == 3 || form.shares_memory ? n : 1);
     gradient = (wide ? 4 : precision.value) / (form.stage >= 2 ? n : 1);
-    states = (precision.value == 4 ? 8 : 12) / (form.stage >= 1 ? n : 1);
+    states = (precision.master + precision.moments) / (form.stage >= 1 ? n : 1);
   }
   double sum() const { return value + gradient + states; }
 };
@@ -174,7 +183,7 @@ void check_bytes(const RunResult& run, const Setting& setting, const Form& form,
   const bool some_stay = form.stage == 3 && form.zero.find(kNoneStays) == std::string::npos;
   CHECK(static_cast<double>(run.bytes.model_states()) == Approx(bytes.sum() * parameters).epsilon(0.05));
   CHECK(run.formula_bytes == Approx(bytes.sum() * parameters).epsilon(some_stay ? 0.02 : 1e-6));
-  const double master = setting.precision.value == 4 ? 0 : 4.0 / (form.stage == 0 ? 1 : setting.ranks);
+  const double master = setting.precision.master / (form.stage == 0 ? 1 : setting.ranks);
   CHECK(static_cast<double>(run.bytes.master) == Approx(master * parameters).epsilon(0.05));
   CHECK(static_cast<double>(run.bytes.gradients) == Approx(bytes.gradient * parameters).epsilon(0.05));
   if (form.shares_memory) CHECK(run.bytes.gathered == 0);
@@ -207,7 +216,8 @@ TEST_CASE("The same bits in every setting, and the bytes and elements sent of th
   const std::vector<Form> table = forms(folder);
   const Form stage0{.stage = 0}, stage2{.stage = 2};
   std::map<std::array<int, 5>, RunResult> references;
-  for (const auto& [row, ranks, type, accumulates, clips] : settings(table.size(), 4, 6, 2, 2)) {
+  for (const auto& [row, ranks, type, accumulates, clips] :
+       settings(table.size(), 4, std::size(kPrecisions), 2, 2)) {
     const Form& form = table[row];
     const Setting setting{ranks + 1, kPrecisions[type], accumulates == 0 ? 1 : 3, clips == 0 ? 0.0 : 1.0};
     CAPTURE(form.stage, form.zero, form.bucket_numel.value_or(0), form.shares_memory, setting.ranks,

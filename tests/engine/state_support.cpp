@@ -72,6 +72,10 @@ StateTraining::StateTraining(const StateCase& how, int stage, const std::string&
                      std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 20)" + how.zero + "}";
   if (!how.optimizer.empty()) text += R"(, "optimizer": )" + how.optimizer;
   if (precision == "bf16") text += R"(, "bf16": {"enabled": true})";
+  if (precision == "bf16 states") {
+    text += R"(, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true,
+        "bf16_optimizer_states": true}, "zerorun": {"stochastic_rounding": true})";
+  }
   if (precision == "fp16") {
     text += R"(, "fp16": {"enabled": true, "initial_scale_power": 4, "loss_scale_window": 3})";
   }

@@ -61,7 +61,9 @@ TEST_CASE("Parts train with the same bits at all stages, in all homes, and howev
   const std::string on_host = R"(, "offload_optimizer": {"device": "cpu"})";
   const DecoderOptions options{.gated = true, .head_norms = true, .tied = true};
   for (const char* precision :
-       {"", R"(, "bf16": {"enabled": true})", R"(, "fp16": {"enabled": true, "initial_scale_power": 10})"}) {
+       {"", R"(, "bf16": {"enabled": true})", R"(, "fp16": {"enabled": true, "initial_scale_power": 10})",
+        R"(, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true},
+           "zerorun": {"stochastic_rounding": true})"}) {
     const auto config = [&](int stage, const std::string& zero = "") {
       return decoder_config(stage, kAdamW, 1, precision, zero);
     };

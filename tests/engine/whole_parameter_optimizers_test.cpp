@@ -81,7 +81,7 @@ Weights train_plain(int ranks, const Update& update) {
 // Trains kSteps steps with the engine. Before step `overflow_before` it takes an extra step with infinite
 // gradients.
 Weights train_engine(const std::string& optimizer, int stage, int ranks, const std::string& more = "",
-                     int overflow_before = -1) {
+                     int overflow_before = -1, const std::map<std::string, int64_t>& heads = {}) {
   const std::string config = R"({"train_micro_batch_size_per_gpu": 3, "gradient_clipping": )" +
                              std::to_string(kClipping) + R"(, "optimizer": )" + optimizer + more +
                              R"(, "zero_optimization": {"stage": )" + std::to_string(stage) +
@@ -91,6 +91,7 @@ Weights train_engine(const std::string& optimizer, int stage, int ranks, const s
     Shapes model;
     InitializeOptions options;
     options.bucket_numel = 250;
+    options.attention_heads = heads;
     Engine engine = make_engine(*model, config, communicator, options);
     for (int step = 0; step < kSteps; ++step) {
       const at::Tensor batch = values({3, 2, 3, 3}, 1000 + 10 * step + communicator->rank());
@@ -150,10 +151,10 @@ Update lamb() {
   };
 }
 
-std::string muon(const std::string& method) {
+std::string muon(const std::string& method, const std::string& more = "") {
   return R"({"type": "Muon", "params": {"muon_lr": 0.02, "adam_lr": 0.003, "betas": [0.8, 0.95], "eps": 1e-8,
           "momentum": 0.9, "weight_decay": 0.1, "ns_method": ")" +
-         method + R"("}})";
+         method + "\"" + more + "}}";
 }
 
 // The result of Muon's Newton-Schulz iteration. The iteration applies its polynomial to each singular value
@@ -165,7 +166,8 @@ at::Tensor orthogonal(const at::Tensor& matrix) {
   return at::matmul(u * s, v);
 }
 
-Update muon_update() {
+// `heads`: the numbers of heads that are orthogonalized one by one, by name.
+Update muon_update(const std::map<std::string, int64_t>& heads = {}) {
   auto momenta = std::make_shared<std::map<std::string, at::Tensor>>();
   auto moments = std::make_shared<std::map<std::string, Moments>>();
   return [=](Weights& weights, Weights gradients, int step) {
@@ -178,10 +180,12 @@ Update muon_update() {
       if (!momentum.defined()) momentum = torch::zeros_like(gradient);
       momentum = 0.9 * momentum + 0.1 * gradient;
       const at::Tensor looked_ahead = 0.1 * gradient + 0.9 * momentum;
-      const double rows = static_cast<double>(gradient.size(-2));
+      const int64_t count = heads.contains(name) ? heads.at(name) : 1;
+      const double rows = static_cast<double>(gradient.size(-2)) / static_cast<double>(count);
       const double columns = static_cast<double>(gradient.size(-1));
-      gradient = orthogonal(looked_ahead.flatten(1)).view(gradient.sizes()) *
-                 std::sqrt(std::max(1.0, rows / columns));
+      std::vector<at::Tensor> parts;
+      for (const at::Tensor& head : looked_ahead.flatten(1).chunk(count)) parts.push_back(orthogonal(head));
+      gradient = at::cat(parts).view(gradient.sizes()) * std::sqrt(std::max(1.0, rows / columns));
     }
     clip(gradients);
     const double correction1 = 1 - std::pow(0.8, step + 1);
@@ -220,6 +224,35 @@ TEST_CASE("Muon on slices is Muon on whole matrices, and AdamW elsewhere") {
     CAPTURE(stage);
     check_close(train_engine(muon(method), stage, ranks), expected);
   }
+}
+
+TEST_CASE("per_head_muon orthogonalizes the heads of matrices one by one") {
+  const std::map<std::string, int64_t> heads = {{"wide.weight", 3}, {"square.weight", 9}, {"tall.weight", 1}};
+  const std::string method = GENERATE("gram", "standard");
+  CAPTURE(method);
+  const std::string per_head = muon(method, R"(, "per_head_muon": true)");
+  for (const int ranks : {1, 3}) {
+    const Weights expected = train_plain(ranks, muon_update(heads));
+    for (int stage : {0, 1, 2, 3}) {
+      CAPTURE(ranks, stage);
+      check_close(train_engine(per_head, stage, ranks, "", -1, heads), expected);
+    }
+  }
+  check_equal(train_engine(muon(method), 3, 2, "", -1, heads), train_engine(muon(method), 3, 2));
+}
+
+TEST_CASE("Heads that do not fit the model are refused by name") {
+  const std::string per_head = muon("gram", R"(, "per_head_muon": true)");
+  auto errors = [&](const std::map<std::string, int64_t>& heads) {
+    return [&, heads] { train_engine(per_head, 1, 2, "", -1, heads); };
+  };
+  CHECK_THROWS_WITH(errors({})(), Catch::Contains("no matrix of the model has attention heads"));
+  CHECK_THROWS_WITH(errors({{"wide", 3}})(), Catch::Contains("\"wide\" is no parameter of the model"));
+  CHECK_THROWS_WITH(errors({{"wide.bias", 3}})(),
+                    Catch::Contains("\"wide.bias\" is no matrix that Muon updates"));
+  CHECK_THROWS_WITH(errors({{"embedding.weight", 2}})(), Catch::Contains("is no matrix that Muon updates"));
+  CHECK_THROWS_WITH(errors({{"wide.weight", 2}})(),
+                    Catch::Contains("\"wide.weight\" has 9 rows, which do not divide into 2 heads"));
 }
 
 TEST_CASE("Lamb and Muon give the same bits at all stages") {
