@@ -11,17 +11,24 @@
 namespace zerorun::config {
 namespace {
 
-/// Refuses bfloat16 weights and states with optimizers whose steps need whole parameters.
-void check_states(const Resolution& resolution, const Config& config) {
+/// Warns of changes that rounding to nearest loses: a bfloat16 number does not change by less than 1/512 of
+/// itself.
+void warn_of_lost_changes(const Resolution& resolution, const Config& config) {
+  constexpr double least_share = 1.0 / 256;
   const PrecisionConfig& precision = config.precision;
-  if (!config.optimizer || (precision.master == Dtype::fp32 && precision.moments == Dtype::fp32)) return;
-  const bool works_on_whole = std::holds_alternative<LambConfig>(*config.optimizer) ||
-                              std::holds_alternative<MuonConfig>(*config.optimizer);
-  if (!works_on_whole) return;
-  resolution.report(
-      precision.master != Dtype::fp32 ? "bf16.bf16_master_weights_and_grads" : "bf16.bf16_optimizer_states",
-      std::string("false with the optimizer ") + name_of(*config.optimizer), "true",
-      "remove it, or use an optimizer that updates each element by itself, such as AdamW");
+  const auto* adam = config.optimizer ? std::get_if<AdamConfig>(&*config.optimizer) : nullptr;
+  if (precision.moments == Dtype::bf16 && !precision.rounding_seed && adam && 1 - adam->beta2 < least_share) {
+    resolution.warn("bf16.bf16_optimizer_states",
+                    "rounded to nearest, exp_avg_sq stops changing with beta2 " + to_json(adam->beta2) +
+                        ": set zerorun.stochastic_rounding to true, or beta2 to at most 0.996");
+  }
+  if (precision.accumulation == Dtype::bf16 && config.batch.gradient_accumulation_steps > 64) {
+    resolution.warn(
+        "gradient_accumulation_steps",
+        to_json(config.batch.gradient_accumulation_steps) +
+            " gradients are added in bf16, which loses small ones: set data_types.grad_accum_dtype "
+            "to \"fp32\"");
+  }
 }
 
 /// Makes the Config from settings that have passed the checks against the key table. Applies the rules that
@@ -46,7 +53,16 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size,
   config.zero = resolve_zero(resolution);
   config.python = resolve_python(resolution);
   config.precision = resolve_precision(resolution);
-  check_states(resolution, config);
+  warn_of_lost_changes(resolution, config);
+  if (config.optimizer) {
+    if (const auto reason = reason_against_narrow_states(*config.optimizer, config.precision)) {
+      resolution.report(
+          config.precision.moments != Dtype::fp32 ? "bf16.bf16_optimizer_states"
+                                                  : "bf16.bf16_master_weights_and_grads",
+          std::string("false with the optimizer ") + name_of(*config.optimizer) + ", " + *reason, "true",
+          "remove it, or use another optimizer, such as AdamW");
+    }
+  }
   resolve_gradients(resolution, config);
   config.steps_per_print = settings.get<int64_t>("steps_per_print");
   resolution.read("wall_clock_breakdown", config.wall_clock_breakdown);

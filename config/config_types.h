@@ -249,7 +249,15 @@ struct PrecisionConfig {
   bool auto_cast = false;      // Engine::cast_input() converts inputs to `training`
   bool autocast = false;       // forwards run under autocast, in bf16; parameters are fp32
   LossScaleConfig loss_scale;  // used for fp16 only
+
+  bool has_narrow_states() const {
+    return training != Dtype::fp32 && (master == training || moments != Dtype::fp32);
+  }
 };
+
+/// Why the optimizer cannot update the bfloat16 weights or states that `precision` asks for; absent: it can.
+std::optional<std::string> reason_against_narrow_states(const OptimizerConfig& optimizer,
+                                                        const PrecisionConfig& precision);
 
 /// What only the Python package uses.
 struct PythonConfig {

@@ -159,4 +159,16 @@ const char* name_of(const OptimizerConfig& optimizer) {
   return std::visit([](const auto& config) { return config.name; }, optimizer);
 }
 
+std::optional<std::string> reason_against_narrow_states(const OptimizerConfig& optimizer,
+                                                        const PrecisionConfig& precision) {
+  if (!precision.has_narrow_states()) return std::nullopt;
+  if (std::holds_alternative<LambConfig>(optimizer) || std::holds_alternative<MuonConfig>(optimizer))
+    return "whose step needs whole parameters in fp32";
+  // The difference of two rounded averages is often not positive, and the step is then divided by eps alone.
+  const auto* rmsprop = std::get_if<RmspropConfig>(&optimizer);
+  if (rmsprop && rmsprop->centered && precision.moments != Dtype::fp32)
+    return "whose centered variance is a small difference of two averages";
+  return std::nullopt;
+}
+
 }  // namespace zerorun

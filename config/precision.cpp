@@ -19,6 +19,7 @@ constexpr std::string_view master_key = "data_types.master_from_fp32";
 constexpr std::string_view bf16_master_key = "bf16.bf16_master_weights_and_grads";
 constexpr std::string_view bf16_states_key = "bf16.bf16_optimizer_states";
 constexpr std::string_view stochastic_key = "zerorun.stochastic_rounding";
+constexpr std::string_view seed_key = "zerorun.rounding_seed";
 constexpr std::string_view communication_key = "communication_data_type";
 
 Dtype dtype_named(const std::string& name) {
@@ -95,12 +96,16 @@ void read_states(const Resolution& resolution, PrecisionConfig& precision) {
       resolution.note(key, "true has no effect: bf16.enabled is not true");
     }
   }
-  if (!is_on(resolution, stochastic_key)) return;
-  int64_t seed = 0;
-  resolution.read("zerorun.rounding_seed", seed);
-  precision.rounding_seed = seed;
-  if (precision.master == Dtype::fp32 && precision.moments == Dtype::fp32)
+  if (!is_on(resolution, stochastic_key)) {
+    if (resolution.settings.get<int64_t>(seed_key).value_or(0) != 0)
+      resolution.note(seed_key, "has no effect: zerorun.stochastic_rounding is not true");
+  } else if (precision.has_narrow_states()) {
+    int64_t seed = 0;
+    resolution.read(seed_key, seed);
+    precision.rounding_seed = seed;
+  } else {
     resolution.note(stochastic_key, "true has no effect: weights and optimizer states are updated in fp32");
+  }
 }
 
 /// Notes that the keys of dynamic loss scaling have no effect, because the scale is fixed.

@@ -1,6 +1,7 @@
 // The memory addresses of an update's tensors. Pure, any thread.
 #pragma once
 
+#include "base/error.h"
 #include "device/device.h"
 #include "device/dtypes.h"
 #include "device/update_kernels.h"
@@ -11,6 +12,10 @@ inline UpdateSpan span_of(const UpdateTensors& tensors) {
   auto memory = [](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
   };
+  const auto same_dtype = [&](const at::Tensor& moment) {
+    return !moment.defined() || moment.scalar_type() == tensors.first.scalar_type();
+  };
+  ZR_CHECK(same_dtype(tensors.second) && same_dtype(tensors.third), "moments of two dtypes");
   return {.numel = tensors.values.numel(),
           .gradient = tensors.gradient.const_data_ptr(),
           .gradient_dtype = dtype_of(tensors.gradient),

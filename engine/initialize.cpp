@@ -38,7 +38,7 @@ void log_precision(const PrecisionConfig& precision) {
   const std::string rounding = precision.rounding_seed ? ", rounded at random" : "";
   log_info(std::string("training in ") + name_of(precision.training) +
            (precision.master == precision.training
-                ? " without master weights" + rounding
+                ? " without fp32 master weights" + rounding
                 : " with fp32 master weights that start from the " + start) +
            (precision.moments == Dtype::bf16 ? "; optimizer states are bf16" + rounding : "") +
            "; gradients travel in " + name_of(precision.communication) + " and are accumulated in " +

@@ -51,7 +51,7 @@ std::vector<int64_t> rows_of_heads(const MuonConfig& config, const InitializeOpt
                                    const Buckets& buckets) {
   std::vector<int64_t> rows(buckets.parameters().size());
   if (!config.per_head) return rows;
-  if (options.attention_heads.empty()) {
+  if (options.attention_heads.empty() && !options.pipeline) {
     throw UserError(
         "per_head_muon is true, and no matrix of the model has attention heads: give their numbers "
         "(InitializeOptions::attention_heads; in Python they follow from model.config), or remove the key");
@@ -59,7 +59,10 @@ std::vector<int64_t> rows_of_heads(const MuonConfig& config, const InitializeOpt
   for (const auto& [name, heads] : options.attention_heads) {
     const auto found = std::ranges::find(buckets.parameters(), name, &NamedParameter::name);
     const std::string key = "attention_heads: \"" + name + "\" ";
-    if (found == buckets.parameters().end()) throw UserError(key + "is no parameter of the model");
+    if (found == buckets.parameters().end()) {
+      if (options.pipeline) continue;  // another stage has it
+      throw UserError(key + "is no parameter of the model");
+    }
     const at::Tensor& matrix = found->tensor;
     if (matrix.dim() != 2 || found->group == kFrozen || group_for_muon(0, name, 2) != 0)
       throw UserError(key + "is no matrix that Muon updates: leave it out");

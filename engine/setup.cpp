@@ -25,11 +25,19 @@ StagePolicy policy_of(const Config& config) {
 void check_one_optimizer(const Config& config, const InitializeOptions& options) {
   if (options.computes_only) return;
   if (options.optimizer) check_client_optimizer(*options.optimizer);
-  if (options.optimizer &&
-      (config.precision.master == Dtype::bf16 || config.precision.moments == Dtype::bf16)) {
+  if (options.optimizer && config.precision.has_narrow_states()) {
     throw UserError(
         "bf16.bf16_master_weights_and_grads or bf16.bf16_optimizer_states is true, and the optimizer is the "
         "program's own, whose step needs fp32 states: name an optimizer in the config instead");
+  }
+  if (config.optimizer) {
+    if (const auto reason = reason_against_narrow_states(*config.optimizer, config.precision)) {
+      throw UserError(
+          std::string("bf16 weights or optimizer states with the optimizer ") + name_of(*config.optimizer) +
+          ", " + *reason +
+          ": remove bf16.bf16_master_weights_and_grads and bf16.bf16_optimizer_states, or use another "
+          "optimizer, such as AdamW");
+    }
   }
   if (options.optimizer && config.optimizer) {
     throw UserError(
@@ -147,6 +155,7 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
     }
   }
   if (optimizer) describe(text, group_configs(*optimizer, options));
+  for (const auto& [name, heads] : options.attention_heads) text << " heads of " << name << ' ' << heads;
   if (options.optimizer) {
     text << " client " << describe_torch_optimizer(*options.optimizer);
   }

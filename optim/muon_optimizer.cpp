@@ -200,7 +200,7 @@ class MuonOptimizer : public ShardOptimizer {
     const double rows = static_cast<double>(head_rows > 0 ? head_rows : matrix.size(-2));
     const double columns = static_cast<double>(matrix.size(-1));
     const double scale = std::sqrt(std::max(1.0, rows / columns));
-    return (orthogonalized(flat, method) * scale).view(matrix.sizes());
+    return (orthogonalized(flat, method) * scale).reshape(matrix.sizes());
   }
 
   std::vector<OptimizerConfig> groups_;

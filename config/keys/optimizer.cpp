@@ -76,7 +76,7 @@ static constexpr KeyFact optimizer_rows[] = {
     boolean(".set_grad_none", "true", "release gradients instead of setting them to zero")
         .no_effect("the engine releases gradients, not the optimizer"),
     boolean(".fp32_optimizer_states", "true", "keep optimizer states in fp32")
-        .refused("bf16.bf16_optimizer_states decides"),
+        .refused("bf16.bf16_optimizer_states decides, also with offload"),
     number(".momentum", "0.0", "momentum factor; the default is 0.95 for Muon")
         .least(0)
         .for_types("SGD Muon MuSGD RMSprop"),

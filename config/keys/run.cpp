@@ -62,7 +62,7 @@ static constexpr KeyFact run_rows[] = {
             "with offload_optimizer, require DeepSpeed's own CPU optimizer")
         .no_effect("every optimizer runs on the device that stores its shard"),
     boolean("disable_python_gc", "false",
-            "switch Python's automatic garbage collection off while the engine lives; programs collect by "
+            "switch Python's automatic garbage collection off until engine.destroy(); programs collect by "
             "engine.collect_python_gc()"),
     number("max_grad_norm", "", "a key of other programs").replaced_by("write gradient_clipping"),
     integer("steps_per_print", "", "number of optimizer steps between two progress lines")

@@ -6,6 +6,7 @@ import pytest
 import torch
 import zerorun
 from small import net
+from test_optimizers import OwnLion
 from zerorun.model_facts import attention_heads, fp32_buffers
 
 
@@ -39,12 +40,17 @@ def test_bf16_states(stage):
     assert torch.equal(weights, weights.bfloat16().float())
 
 
-def test_bf16_states_need_the_configs_optimizer():
+def test_optimizers_that_cannot_update_bf16_states():
+    states = {"train_micro_batch_size_per_gpu": 2, "zero_allow_untested_optimizer": True,
+              "bf16": {"enabled": True, "bf16_optimizer_states": True}}
     model = net()
     with pytest.raises(zerorun.UserError, match="name an optimizer in the config"):
-        zerorun.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters()),
-                           config={"train_micro_batch_size_per_gpu": 2,
-                                   "bf16": {"enabled": True, "bf16_optimizer_states": True}})
+        zerorun.initialize(model=model, optimizer=OwnLion(model.parameters()), config=states)
+    with pytest.raises(zerorun.UserError, match="Lamb, whose step needs whole parameters"):
+        zerorun.initialize(model=model, optimizer=zerorun.ops.lamb.FusedLamb(model.parameters()), config=states)
+    engine = zerorun.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters()), config=states)[0]
+    train(engine)
+    assert engine.bytes_by_category()["moments"] == 2 * engine.bytes_by_category()["parameters"]
 
 
 class Router(torch.nn.Module):

@@ -1,5 +1,6 @@
 """disable_python_gc: Python's collector of reference cycles is off while an engine lives that asks for it."""
 import gc
+import os
 import weakref
 
 _engines = {}  # what ends the wish of an engine that lives, by its identity
@@ -23,7 +24,16 @@ def switch_on(engine):
         finalizer()
 
 
+def _after_fork():
+    """A forked child, such as a loader's worker, has no engine."""
+    if _engines and _was_enabled:
+        gc.enable()
+    _engines.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _end(identity):
-    del _engines[identity]
-    if not _engines and _was_enabled:
+    if _engines.pop(identity, None) is not None and not _engines and _was_enabled:
         gc.enable()

@@ -26,7 +26,7 @@ def attention_heads(model):
     """The number of heads into which the rows of a matrix divide, by parameter name. A matrix counts only if its rows are
     those that the model's config gives."""
     config = getattr(model, "config", None)
-    config = getattr(config, "text_config", config)
+    config = getattr(config, "text_config", None) or config
     heads = _first(config, _HEADS)
     if heads is None:
         return {}
@@ -34,6 +34,8 @@ def attention_heads(model):
     for name, parameter in model.named_parameters():
         parts = name.split(".")
         if len(parts) < 2 or parts[-1] != "weight" or parameter.dim() != 2 or not parameter.requires_grad:
+            continue
+        if any(word in name.lower() for word in ("embed", "lm_head")):  # AdamW updates these
             continue
         counts = {count for count, width in _shapes(parts[-2].lower(), config, heads)
                   if width and parameter.shape[0] == count * width}
@@ -47,10 +49,10 @@ def _shapes(layer, config, heads):
     if layer.startswith(_NO_LAYER):
         return
     key_heads = _first(config, _KEY_HEADS) or heads
-    hidden = getattr(config, "hidden_size", None)
-    width = getattr(config, "head_dim", None) or (hidden // heads if hidden and hidden % heads == 0 else None)
-    unrotated, rotated = getattr(config, "qk_nope_head_dim", None), getattr(config, "qk_rope_head_dim", None)
-    values = getattr(config, "v_head_dim", None)
+    hidden = _first(config, ("hidden_size",))
+    width = _first(config, ("head_dim",)) or (hidden // heads if hidden and hidden % heads == 0 else None)
+    unrotated, rotated = _first(config, ("qk_nope_head_dim",)), _first(config, ("qk_rope_head_dim",))
+    values = _first(config, ("v_head_dim",))
     if layer.startswith(_LATENT_QUERIES) and unrotated is not None and rotated is not None:
         yield heads, unrotated + rotated
     if layer.startswith(_LATENT_KEYS_AND_VALUES) and unrotated is not None and values is not None:

@@ -28,7 +28,7 @@ def log_conversions(model, before, dtype):
     if wide:
         more = f" and {len(wide) - 3} more" if len(wide) > 3 else ""
         log.warning("parameters that were float32 beside others of 16 bits run in %s now: %s%s. Modules that need float32 "
-                    "convert in their forward (weight.float()); the optimizer's master weights are float32",
+                    "convert in their forward (weight.float())",
                     str(dtype).removeprefix("torch."), ", ".join(wide[:3]), more)
 
 

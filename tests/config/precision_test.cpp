@@ -10,6 +10,7 @@
 using namespace zerorun;
 using namespace zerorun::config;
 using namespace zerorun::test;
+using Catch::Matchers::Contains;
 
 namespace {
 
@@ -258,11 +259,35 @@ TEST_CASE("bf16 master weights, optimizer states and stochastic rounding") {
       bf16_with(master) + ", " + types(R"("master_from_fp32": true)"),
       "data_types.master_from_fp32: true has no effect: with bf16_master_weights_and_grads there are no "
       "master weights");
-  const auto refused = refusals(with(bf16_with(states) + R"(, "optimizer": {"type": "Lamb"})"));
-  REQUIRE(refused.size() == 1);
-  CHECK(refused[0].expected == "false with the optimizer Lamb");
-  CHECK(refused[0].remedy ==
-        "remove it, or use an optimizer that updates each element by itself, such as AdamW");
+  check_note(bf16 + R"(, "zerorun": {"rounding_seed": 7})",
+             "zerorun.rounding_seed: has no effect: zerorun.stochastic_rounding is not true");
+}
+
+TEST_CASE("optimizers that cannot update bf16 states are refused, and lost changes are warned of") {
+  const std::string states = R"("bf16": {"enabled": true, "bf16_optimizer_states": true})";
+  for (const auto& [optimizer, reason] :
+       {std::pair(R"("type": "Lamb")", "Lamb, whose step needs whole parameters in fp32"),
+        std::pair(R"("type": "Muon")", "Muon, whose step needs whole parameters in fp32"),
+        std::pair(R"("type": "RMSprop", "params": {"centered": true})",
+                  "RMSprop, whose centered variance is a small difference of two averages")}) {
+    const auto refused = refusals(with(states + R"(, "optimizer": {)" + optimizer + "}"));
+    REQUIRE(refused.size() == 1);
+    CHECK(refused[0].expected == std::string("false with the optimizer ") + reason);
+    CHECK(refused[0].remedy == "remove it, or use another optimizer, such as AdamW");
+  }
+  const std::string adam = R"(, "optimizer": {"type": "AdamW", "params": {"betas": [0.9, )";
+  const auto only_message = [](const std::string& settings) {
+    const std::vector<std::string> messages = told(parse(settings));
+    return messages.size() == 1 ? messages.front() : std::to_string(messages.size()) + " messages";
+  };
+  CHECK_THAT(only_message(states + adam + "0.999]}}"),
+             Contains("exp_avg_sq stops changing with beta2 0.999"));
+  CHECK(told(parse(states + adam + "0.95]}}")).empty());
+  CHECK(told(parse(states + adam + R"(0.999]}}, "zerorun": {"stochastic_rounding": true})")).empty());
+  const std::string many = R"(, "gradient_accumulation_steps": 128)";
+  const std::string narrow = R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true})" + many;
+  CHECK_THAT(only_message(narrow), Contains("128 gradients are added in bf16"));
+  CHECK(told(parse(narrow + ", " + types(R"("grad_accum_dtype": "fp32")"))).empty());
 }
 
 TEST_CASE("notes say that the keys about sums and checks of bf16 gradients change nothing") {

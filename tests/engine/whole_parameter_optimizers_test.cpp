@@ -20,8 +20,8 @@ struct ShapesImpl : torch::nn::Module {
     convolution = register_module("convolution", torch::nn::Conv2d(2, 5, 2));
     wide = register_module("wide", torch::nn::Linear(20, 9));
     square = register_module("square", torch::nn::Linear(9, 9));
-    tall = register_module("tall", torch::nn::Linear(9, 13));
-    embedding = register_module("embedding", torch::nn::Linear(13, 4));
+    tall = register_module("tall", torch::nn::Linear(9, 26));
+    embedding = register_module("embedding", torch::nn::Linear(26, 4));
     fill(*this, 40);
   }
   at::Tensor forward(const at::Tensor& x) {
@@ -227,7 +227,7 @@ TEST_CASE("Muon on slices is Muon on whole matrices, and AdamW elsewhere") {
 }
 
 TEST_CASE("per_head_muon orthogonalizes the heads of matrices one by one") {
-  const std::map<std::string, int64_t> heads = {{"wide.weight", 3}, {"square.weight", 9}, {"tall.weight", 1}};
+  const std::map<std::string, int64_t> heads = {{"wide.weight", 3}, {"square.weight", 9}, {"tall.weight", 2}};
   const std::string method = GENERATE("gram", "standard");
   CAPTURE(method);
   const std::string per_head = muon(method, R"(, "per_head_muon": true)");

@@ -53,6 +53,11 @@ TEST_CASE(
   CHECK(replayed >= 7);
 }
 
+TEST_CASE("DeepSpeed's traces of bfloat16 weights and optimizer states are followed") {
+  for (const json& trace : traces_of_narrow_states())
+    replay(trace, {.loss = 3e-4, .norm = 3e-3, .matrix = 2e-2, .vector = 5e-2, .noise = 0.5});
+}
+
 // The tests on a single GPU (cuda/gpu_training_test.cpp) replay traces of several ranks in this way.
 TEST_CASE("One rank with gradient accumulation reproduces the traces of several ranks") {
   for (const json& trace : traces()) {

@@ -14,9 +14,21 @@ namespace zerorun::testing {
 
 using nlohmann::json;
 
+namespace {
+
+json traces_in(const std::string& file) {
+  return json::parse(std::ifstream(source_folder() / "tests/golden/data" / file));
+}
+
+}  // namespace
+
 const json& traces() {
-  static const json all = json::parse(std::ifstream(source_folder() / "tests/golden/data/traces.json"));
+  static const json all = traces_in("traces.json");
   return all;
+}
+
+json traces_of_narrow_states() {
+  return traces_in("state_traces.json");
 }
 
 namespace {

@@ -20,6 +20,8 @@ struct Tolerance {
 };
 
 const nlohmann::json& traces();
+/// The traces of runs whose weights and optimizer states are bfloat16 (data/state_traces.json).
+nlohmann::json traces_of_narrow_states();
 /// Returns the tolerance of README.md for the trace `name`.
 Tolerance tolerance_of(const std::string& name);
 
