@@ -111,7 +111,8 @@ StateFilesOptions files_options(const Config& config, const std::string& folder,
           .request_bytes = checkpoint::rounded_up(std::max(aio.block_size, of_queue), checkpoint::kPageBytes),
           .alignment = communicator.device().alignment() / smallest,
           .threads = static_cast<int>(aio.threads),
-          .timeout = communicator.timeout()};
+          .timeout = communicator.timeout(),
+          .sizes_only = communicator.device().location().is_meta()};
 }
 
 int64_t open_files() {
@@ -141,6 +142,7 @@ void allow_open_files(const std::string& section, int64_t count) {
 template <typename Keep>
 void make_files(Communicator& communicator, const std::string& section, const fs::path& folder, int64_t bytes,
                 int64_t slots, const Keep& keep) {
+  if (communicator.device().location().is_meta()) return keep();  // a plan
   on_all_ranks(communicator, "making files for " + section, [&] {
     check_path(folder, "", "initialize");
     std::error_code failed;
