@@ -275,7 +275,7 @@ void check_offload_options(const Config& config, const InitializeOptions& option
 }
 
 void log_offload(const Config& config, const SliceStore& store, const Communicator& communicator) {
-  if (communicator.rank() != 0) return;
+  if (communicator.rank() != 0 || communicator.device().location().is_meta()) return;
   const ZeroConfig& zero = config.zero;
   if (communicator.device().streams().asynchronous())
     return log_offload_from_gpu(config, store, communicator.device());

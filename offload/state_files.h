@@ -43,7 +43,7 @@ struct StateFilesOptions {
   /// page-lock it. The result is destroyed before the memory is freed. Empty: nothing is called.
   std::function<std::shared_ptr<void>(void* memory, size_t bytes)> pin = {};
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  /// If true, only sizes are computed: there are no files and no memory, and nothing can be opened. For plans.
+  /// If true, only sizes are computed, for plans: there are no files and no memory, nothing can be opened.
   bool sizes_only = false;
 };
 

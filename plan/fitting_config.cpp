@@ -42,8 +42,7 @@ std::vector<Step> steps_from(const ordered_json& section, bool on_gpu) {
   for (int higher = stage + 1; higher <= 3; ++higher) steps.push_back({{"stage", higher}});
   const auto offload = [&](const std::string& key, const std::string& device) {
     const std::string now = device_of(section, key);
-    if (now != "nvme" && now != device)
-      steps.push_back({{key, on_device(value_of(section, key), device)}});
+    if (now != "nvme" && now != device) steps.push_back({{key, on_device(value_of(section, key), device)}});
   };
   if (on_gpu) offload("offload_optimizer", "cpu");
   Step buckets;
@@ -108,8 +107,8 @@ std::optional<FittingConfig> find_fitting_config(const ordered_json& config, int
       ++index;
     }
   }
-  return FittingConfig{
-      .changes = changes_between(section_of(config), section_of(changed(config, made))), .plan = *fitting};
+  return FittingConfig{.changes = changes_between(section_of(config), section_of(changed(config, made))),
+                       .plan = *fitting};
 }
 
 std::string describe(const std::vector<ConfigChange>& changes) {

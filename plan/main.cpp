@@ -66,7 +66,8 @@ int run(const PlanRequest& request) {
                     .plan = planner.plan(text, request.world_size),
                     .others = {},
                     .fitting = {}};
-  for (int ranks = 1; ranks <= std::max(2 * request.world_size, 8); ranks *= 2)
+  const int most = request.with_others ? std::max(2 * request.world_size, 8) : 0;
+  for (int ranks = 1; ranks <= most; ranks *= 2)
     report.others.push_back(
         {.world_size = ranks, .plan = planner.plan_if_allowed(for_any_world(config), ranks)});
   if (!report.fits()) {

@@ -20,9 +20,10 @@ at::ScalarType dtype_of(const std::string& name, const TensorInfo& info, const s
       {"F32", at::kFloat}, {"F16", at::kHalf}, {"BF16", at::kBFloat16}, {"F64", at::kDouble}};
   const auto found = kTrained.find(info.dtype);
   if (found != kTrained.end()) return found->second;
-  throw UserError(file.string() + ": tensor " + name + " has dtype " + info.dtype +
-                  ", and a plan is for models of F32, BF16, F16 or F64: give the model's unquantized files, or "
-                  "its number of parameters (--params)");
+  throw UserError(
+      file.string() + ": tensor " + name + " has dtype " + info.dtype +
+      ", and a plan is for models of F32, BF16, F16 or F64: give the model's unquantized files, or "
+      "its number of parameters (--params)");
 }
 
 // The hidden size that the model's config.json names, as Hugging Face's models spell it.
@@ -57,9 +58,8 @@ ModelShapes shapes_of_folder(const std::filesystem::path& path) {
   std::vector<std::pair<const std::string*, const TensorInfo*>> tensors;
   for (const auto& [name, info] : reader.tensors()) tensors.emplace_back(&name, &info);
   // In the files' order, which is closer to the model's than that of the names.
-  std::ranges::stable_sort(tensors, {}, [](const auto& tensor) {
-    return std::pair(tensor.second->file, tensor.second->begin);
-  });
+  std::ranges::stable_sort(
+      tensors, {}, [](const auto& tensor) { return std::pair(tensor.second->file, tensor.second->begin); });
   ModelShapes shapes;
   for (const auto& [name, info] : tensors) {
     shapes.parameters.push_back(

@@ -14,11 +14,10 @@
 namespace zerorun {
 namespace {
 
-constexpr std::array kCategories = {&BytesByCategory::parameters, &BytesByCategory::gradients,
-                                    &BytesByCategory::master,     &BytesByCategory::moments,
-                                    &BytesByCategory::buckets,    &BytesByCategory::buffers,
-                                    &BytesByCategory::gathered,   &BytesByCategory::on_host,
-                                    &BytesByCategory::in_files};
+constexpr std::array kCategories = {
+    &BytesByCategory::parameters, &BytesByCategory::gradients, &BytesByCategory::master,
+    &BytesByCategory::moments,    &BytesByCategory::buckets,   &BytesByCategory::buffers,
+    &BytesByCategory::gathered,   &BytesByCategory::on_host,   &BytesByCategory::in_files};
 
 at::Tensor imagine(const TensorShape& shape) {
   const at::Tensor tensor = at::empty(shape.sizes, at::dtype(shape.dtype).device(at::kMeta));
@@ -44,9 +43,10 @@ Config shortened(Config config) {
   return config;
 }
 
-// A loss that needs each parameter once in forward and once in backward.
+// A loss that needs each parameter once in forward and, but for the first one, once in backward: a model's
+// first layer has an input that needs no gradient.
 at::Tensor imagined_loss(const Model& model) {
-  at::Tensor value = at::ones({}, at::dtype(at::kFloat).device(at::kMeta)).set_requires_grad(true);
+  at::Tensor value = at::ones({}, at::dtype(at::kFloat).device(at::kMeta));
   for (const auto& [name, parameter] : model.parameters) value = (parameter * value).sum();
   return value;
 }

@@ -34,8 +34,8 @@ struct RankPlan {
 void note_peak(BytesByCategory& peak, const Engine& engine);
 
 /// `config` was read for `ranks.world_size` ranks, and names an optimizer. Each parameter is used once in
-/// forward, in the model's order, and once in backward. Throws UserError if the engine refuses config or
-/// model.
+/// forward, in the model's order, and but for the first one once in backward. Throws UserError if the engine
+/// refuses config or model.
 RankPlan plan_rank(const ModelShapes& model, const Config& config, const ImaginedRanks& ranks);
 
 }  // namespace zerorun

@@ -169,18 +169,16 @@ std::string to_text(const PlanReport& report) {
                      "job: " + std::to_string(request.world_size) + " ranks on " +
                      (request.on_gpu ? "GPUs" : "CPUs") + ", " + std::to_string(request.hosts) +
                      (request.hosts == 1 ? " host\n" : " hosts\n");
-  text += memory_table(report) + traffic(report) + "other numbers of ranks\n" + other_worlds(report);
+  text += memory_table(report) + traffic(report);
+  if (!report.others.empty()) text += "other numbers of ranks\n" + other_worlds(report);
   return text + verdict(report);
 }
 
 ordered_json to_json(const PlanReport& report) {
   const PlanRequest& request = report.request;
-  ordered_json json = {{"parameters", report.parameters},
-                       {"tensors", report.tensors},
-                       {"world_size", request.world_size},
-                       {"hosts", request.hosts},
-                       {"device", request.on_gpu ? "cuda" : "cpu"},
-                       {"rank", to_json(report.plan)}};
+  ordered_json json = {{"parameters", report.parameters},           {"tensors", report.tensors},
+                       {"world_size", request.world_size},          {"hosts", request.hosts},
+                       {"device", request.on_gpu ? "cuda" : "cpu"}, {"rank", to_json(report.plan)}};
   ordered_json others = ordered_json::array();
   for (const PlanOfWorld& other : report.others) {
     others.push_back({{"world_size", other.world_size},

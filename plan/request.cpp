@@ -15,7 +15,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr char kFooter[] = R"(Runs the engine on ranks and tensors that have no memory, and counts what it allocates and sends. Each parameter is taken to
+constexpr char kFooter[] =
+    R"(Runs the engine on ranks and tensors that have no memory, and counts what it allocates and sends. Each parameter is taken to
 be used once in forward and once in backward; activations, and what LibTorch and the program allocate, are not known.
 
 Examples:
@@ -59,7 +60,8 @@ Arguments usual_arguments() {
 void add_options(CLI::App& app, PlanRequest& request, std::string& parameters, std::string& device,
                  std::string& memory, std::string& endurance) {
   app.add_option("--config", request.config, "The ds_config.json")->type_name("FILE")->required();
-  auto* model = app.add_option("--model", request.model, "Folder of safetensors files; only headers are read");
+  auto* model =
+      app.add_option("--model", request.model, "Folder of safetensors files; only headers are read");
   model->type_name("DIR");
   app.add_option("--params", parameters, "Number of parameters, instead of a model")
       ->type_name("N")
@@ -78,6 +80,7 @@ void add_options(CLI::App& app, PlanRequest& request, std::string& parameters, s
       ->check(CLI::PositiveNumber);
   app.add_option("--endurance", endurance, "Bytes that a host's drive endures, such as 600T")
       ->type_name("SIZE");
+  app.add_flag("!--no-others", request.with_others, "Leave out other numbers of ranks, which take longer");
   app.add_flag("--json", request.json, "Print JSON");
 }
 
@@ -106,7 +109,8 @@ double bytes_in(const std::string& text, int base, const std::string& option) {
 std::optional<PlanRequest> parse_plan_request(int argc, const char* const* argv) {
   PlanRequest request;
   std::string parameters, device, memory, endurance;
-  CLI::App app("Says what a training will take of memory and of the network, before it runs.", "zerorun plan");
+  CLI::App app("Says what a training will take of memory and of the network, before it runs.",
+               "zerorun plan");
   app.footer(kFooter);
   add_options(app, request, parameters, device, memory, endurance);
   try {

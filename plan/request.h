@@ -13,14 +13,15 @@ namespace zerorun {
 
 struct PlanRequest {
   std::string config;
-  std::string model;           // a folder or file; empty: `parameters`
+  std::string model;  // a folder or file; empty: `parameters`
   int64_t parameters = 0;
   int world_size = 1;
   int hosts = 1;
   bool on_gpu = false;
-  std::optional<int64_t> memory;     // bytes of each rank
+  std::optional<int64_t> memory;  // bytes of each rank
   std::optional<double> step_seconds;
   std::optional<double> endurance;  // bytes
+  bool with_others = true;          // other numbers of ranks
   bool json = false;
 };
 

@@ -128,7 +128,8 @@ TEST_CASE("plan: a 70B model on 512 ranks takes a second and 200 MB") {
   std::filesystem::create_directory(folder / "llama");
   write_model(folder / "llama/model.safetensors", llama_70b());
   const auto begin = std::chrono::steady_clock::now();
-  const Outcome outcome = folder.run("plan --config ds.json --model llama --world 512 --hosts 64 --json");
+  const Outcome outcome =
+      folder.run("plan --config ds.json --model llama --world 512 --hosts 64 --no-others --json");
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   INFO(outcome.err);
   REQUIRE(outcome.exit_code == 0);
@@ -137,7 +138,8 @@ TEST_CASE("plan: a 70B model on 512 ranks takes a second and 200 MB") {
   CHECK(plan.at("rank").at("bytes").at("moments") == Approx(8 * 70'553'706'496.0 / 512).epsilon(0.001));
   rusage children{};
   ::getrusage(RUSAGE_CHILDREN, &children);
-  std::printf("%.2f s, %ld MB\n", seconds.count(), children.ru_maxrss / 1000);
+  INFO(seconds.count() << " s");
+  CHECK(seconds.count() < 5);  // 1 s on an idle machine
   CHECK(children.ru_maxrss < 200'000);
 }
 

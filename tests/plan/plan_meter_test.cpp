@@ -92,8 +92,7 @@ void compare(const Setting& how, const std::filesystem::path& folder) {
         const int windows = 3;
         for (int step = 0; step < windows * how.accumulation; ++step) {
           if (step == (windows - 1) * how.accumulation) communicator->volume().reset();
-          const at::Tensor x =
-              torch::ones({2, 4 * kWidth}).to(how.is_bf16 ? at::kBFloat16 : at::kFloat);
+          const at::Tensor x = torch::ones({2, 4 * kWidth}).to(how.is_bf16 ? at::kBFloat16 : at::kFloat);
           engine.backward(model->loss(x));
           note_peak(peak, engine);
           engine.step();
