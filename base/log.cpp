@@ -3,6 +3,8 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include "base/log_pause.h"
+
 namespace zerorun {
 namespace {
 
@@ -17,13 +19,25 @@ spdlog::logger& logger() {
   return *instance;
 }
 
+thread_local int pauses = 0;
+
 }  // namespace
 
+LogPause::LogPause() {
+  ++pauses;
+}
+
+LogPause::~LogPause() {
+  --pauses;
+}
+
 void log_info(const std::string& message) {
+  if (pauses > 0) return;
   logger().info("{}", message);
 }
 
 void log_warning(const std::string& message) {
+  if (pauses > 0) return;
   logger().warn("{}", message);
 }
 

@@ -10,9 +10,9 @@ include(GNUInstallDirs)
 set(ZERORUN_LIBRARIES zerorun_engine zerorun_optim zerorun_pipeline zerorun_activations zerorun_tensor_parallel zerorun_zero zerorun_offload zerorun_checkpoint zerorun_config
                       zerorun_comm zerorun_device zerorun_kernels zerorun_base)
 install(TARGETS ${ZERORUN_LIBRARIES} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-# The installed zerorun_probe loads LibTorch from TORCH_DIR, and libzerorun_cuda.so from the installed lib folder.
-set_target_properties(zerorun_probe PROPERTIES INSTALL_RPATH "\$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${TORCH_DIR}/lib")
-install(TARGETS zerorun zerorun_probe RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+# The installed zerorun_probe and zerorun_plan load LibTorch from TORCH_DIR, and libzerorun_cuda.so from the installed lib folder.
+set_target_properties(zerorun_probe zerorun_plan PROPERTIES INSTALL_RPATH "\$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${TORCH_DIR}/lib")
+install(TARGETS zerorun zerorun_probe zerorun_plan RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 if(TARGET zerorun_cuda)
   install(TARGETS zerorun_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()

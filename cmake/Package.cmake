@@ -1,6 +1,6 @@
 # Debian's package of what cmake --install installs: scripts/package makes dist/zerorun_VERSION_ARCHITECTURE.deb.
 #
-# LibTorch is not in it, as it is in no package of Debian: programs and zerorun_probe use the LibTorch in TORCH_DIR.
+# LibTorch is not in it, as it is in no package of Debian: programs, zerorun_probe and zerorun_plan use the LibTorch in TORCH_DIR.
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME zerorun)
@@ -29,7 +29,7 @@ distribute it.
 install(FILES ${CMAKE_BINARY_DIR}/package/copyright ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 # What the package contains, so that scripts/package need not build the tests.
-add_custom_target(zerorun_package_contents DEPENDS ${ZERORUN_LIBRARIES} zerorun zerorun_probe)
+add_custom_target(zerorun_package_contents DEPENDS ${ZERORUN_LIBRARIES} zerorun zerorun_probe zerorun_plan)
 if(TARGET zerorun_cuda)
   add_dependencies(zerorun_package_contents zerorun_cuda)
 endif()

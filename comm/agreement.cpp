@@ -10,6 +10,9 @@ namespace zerorun {
 std::vector<std::string> exchange_texts(const std::string& text, Communicator& communicator,
                                         const std::string& label) {
   const int ranks = communicator.world_size();
+  // In a plan the other ranks are imagined, and say the same.
+  if (communicator.device().location().is_meta())
+    return std::vector<std::string>(static_cast<size_t>(ranks), text);
   at::Tensor lengths = at::zeros({ranks}, at::kLong);
   int64_t* length = lengths.mutable_data_ptr<int64_t>();
   length[communicator.rank()] = static_cast<int64_t>(text.size());

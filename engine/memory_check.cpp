@@ -171,6 +171,7 @@ std::string too_much_for_checkpoints(std::span<const RankMemory> ranks) {
 
 void check_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
                   const BucketOptions& kinds, Communicator& communicator) {
+  if (communicator.device().location().is_meta()) return;  // a plan, for other hosts than this one
   const bool on_gpu = communicator.device().streams().asynchronous();
   const RankMemory own{.needed = needed_memory(store, config, options, kinds, on_gpu),
                        .limits = memory_limits()};

@@ -118,7 +118,8 @@ StateFilesOptions files_options(const Config& config, const std::string& folder,
           .request_bytes = checkpoint::rounded_up(std::max(aio.block_size, of_queue), checkpoint::kPageBytes),
           .alignment = communicator.device().alignment() / smallest,
           .threads = static_cast<int>(aio.threads),
-          .timeout = communicator.timeout()};
+          .timeout = communicator.timeout(),
+          .sizes_only = communicator.device().location().is_meta()};
 }
 
 int64_t open_files() {
@@ -148,6 +149,7 @@ void allow_open_files(const std::string& section, int64_t count) {
 template <typename Keep>
 void make_files(Communicator& communicator, const std::string& section, const fs::path& folder, int64_t bytes,
                 int64_t slots, const Keep& keep) {
+  if (communicator.device().location().is_meta()) return keep();  // a plan
   on_all_ranks(communicator, "making files for " + section, [&] {
     check_path(folder, "", "initialize");
     std::error_code failed;
@@ -281,7 +283,7 @@ void check_offload_options(const Config& config, const InitializeOptions& option
 }
 
 void log_offload(const Config& config, const SliceStore& store, const Communicator& communicator) {
-  if (communicator.rank() != 0) return;
+  if (communicator.rank() != 0 || communicator.device().location().is_meta()) return;
   const ZeroConfig& zero = config.zero;
   if (communicator.device().streams().asynchronous())
     return log_offload_from_gpu(config, store, communicator.device());

@@ -34,12 +34,17 @@ StateFiles::StateFiles(checkpoint::FileSystem& files, StateFilesOptions options,
                                               .layout = std::move(layout),
                                               .first_chunk = first_chunk,
                                               .slots = {}});
+    if (options_.sizes_only) continue;
     const auto blocks = static_cast<size_t>((added.layout.bytes + checkpoint::kChecksumBlock - 1) /
                                             checkpoint::kChecksumBlock);
     for (Slot& slot : added.slots)
       slot = {.file = make_file(added.layout), .checksums = std::vector<uint64_t>(blocks)};
   }
   const int count = std::min(std::max(options_.buffers, kFewestBuffers), std::max(chunks(), 1));
+  if (options_.sizes_only) {
+    buffers_.assign(static_cast<size_t>(count), {.memory = nullptr});
+    return;
+  }
   const int64_t total = std::max(count * bytes_of_a_buffer_, checkpoint::kPageBytes);
   void* memory =
       ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -43,6 +43,8 @@ struct StateFilesOptions {
   /// page-lock it. The result is destroyed before the memory is freed. Empty: nothing is called.
   std::function<std::shared_ptr<void>(void* memory, size_t bytes)> pin = {};
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// If true, only sizes are computed, for plans: there are no files and no memory, nothing can be opened.
+  bool sizes_only = false;
 };
 
 inline constexpr int kFewestBuffers = 3;  // one in use, one being read, one being written
@@ -63,6 +65,7 @@ class StateFiles {
   StateFiles(const StateFiles&) = delete;
   StateFiles& operator=(const StateFiles&) = delete;
 
+  bool sizes_only() const { return options_.sizes_only; }
   int slices() const { return static_cast<int>(slices_.size()); }
   const SlotLayout& layout(int slice) const { return slices_[slice].layout; }
   /// Chunks are numbered across all slices.

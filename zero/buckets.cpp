@@ -262,7 +262,7 @@ at::Tensor Buckets::view_of_bucket(int parameter, const at::Tensor& flat) const 
 
 void Buckets::put_back(int parameter) const {
   const at::Tensor& tensor = parameters_[parameter].tensor;
-  tensor.set_data(view_of_bucket(parameter, marked() ? at::Tensor() : flat(bucket_of(parameter))));
+  set_values(tensor, view_of_bucket(parameter, marked() ? at::Tensor() : flat(bucket_of(parameter))));
 }
 
 bool Buckets::in_place(int parameter) const {

@@ -65,7 +65,7 @@ void Buckets::move_in(int bucket) {
     } else if (owner_of(parameter) && !is_deferred(parameter)) {
       parameter.detach().clone();  // another engine gathers it, for which rank 0 needs all ranks
     }
-    parameter.set_data(view_of_bucket(index, flat));
+    set_values(parameter, view_of_bucket(index, flat));
     // A graph from before may keep the node that takes gradients of the whole parameter's sizes.
     if (parameters_[index].split && parameter.requires_grad()) set_grad_accumulator(parameter, NodePointer());
   }
@@ -116,6 +116,7 @@ void Buckets::fill_for_tensor_ranks(int parameter, at::Tensor place) {
 
 void Buckets::make_given_values(int parameter, at::Tensor place) const try {
   const at::Tensor& tensor = parameters_[parameter].tensor;
+  if (place.is_meta()) return;  // a plan
   if (!is_deferred(tensor)) {
     place.copy_(tensor);
   } else if (tensor.scalar_type() == place.scalar_type() && place.is_cpu()) {

@@ -51,7 +51,10 @@ c10::StorageImpl& end_ownership(const c10::Storage& storage) {
 }
 
 c10::DispatchKeySet backend_of(const c10::Storage& storage) {
-  return c10::DispatchKeySet(storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
+  const c10::Device device = storage.device();
+  return c10::DispatchKeySet(device.is_cuda()   ? c10::DispatchKey::CUDA
+                             : device.is_meta() ? c10::DispatchKey::Meta
+                                                : c10::DispatchKey::CPU);
 }
 
 at::Tensor view_with(c10::DispatchKeySet keys, const c10::Storage& storage, at::ScalarType dtype,
@@ -345,6 +348,12 @@ at::Tensor without_memory(const at::Tensor& like, const std::string& message) {
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
   return view_with(backend_of(storage), storage, like.scalar_type(), like.sizes(), like.strides(),
                    like.storage_offset());
+}
+
+void set_values(const at::Tensor& parameter, const at::Tensor& view) {
+  // LibTorch's set_data() does not add a dispatch key to a tensor on the meta device, nor moves one there.
+  if (view.is_meta()) return parameter.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+  parameter.set_data(view);
 }
 
 RecordingScope::RecordingScope(OperatorRecorder& recorder)

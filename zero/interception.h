@@ -108,6 +108,9 @@ StorageOwner* owner_of(const at::Tensor& tensor);
 at::Tensor marked_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
                        at::IntArrayRef strides, int64_t offset);
 
+/// Makes `parameter` a tensor on the memory of `view`, and leaves it the same autograd leaf.
+void set_values(const at::Tensor& parameter, const at::Tensor& view);
+
 /// During its lifetime every operator of this thread goes to `recorder`, regardless of its arguments.
 class RecordingScope {
  public:

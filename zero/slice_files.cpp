@@ -46,6 +46,8 @@ Range SliceFiles::chunk_range(int bucket, int chunk) const {
 
 at::Tensor SliceFiles::tensor(int bucket, size_t state, int chunk) const {
   const Chunk& place = layout(bucket).chunks[chunk];
+  if (files_->sizes_only())
+    return at::empty({place.numel}, at::dtype(dtypes_[bucket][state]).device(at::kMeta));
   at::Tensor values = at::empty({0}, dtypes_[bucket][state]);
   values.set_(memory_[number_of(bucket, chunk)].storage,
               place.state_offsets[state] / static_cast<int64_t>(values.element_size()), {place.numel}, {1});
@@ -53,6 +55,7 @@ at::Tensor SliceFiles::tensor(int bucket, size_t state, int chunk) const {
 }
 
 void SliceFiles::plan(std::span<const ChunkOfSlice> chunks) {
+  if (files_->sizes_only()) return;
   const std::lock_guard lock(mutex_);
   planned_.clear();
   for (const auto& [bucket, chunk] : chunks) {
@@ -62,6 +65,7 @@ void SliceFiles::plan(std::span<const ChunkOfSlice> chunks) {
 }
 
 void SliceFiles::open(int bucket, int chunk, bool overwrites) {
+  if (files_->sizes_only()) return;
   const std::lock_guard lock(mutex_);
   const int number = number_of(bucket, chunk);
   std::byte* memory = files_->open(number, overwrites);
@@ -70,6 +74,7 @@ void SliceFiles::open(int bucket, int chunk, bool overwrites) {
 }
 
 void SliceFiles::close(int bucket, int chunk, bool changed) {
+  if (files_->sizes_only()) return;
   const std::lock_guard lock(mutex_);
   const int number = number_of(bucket, chunk);
   auto& [storage, opened] = memory_[number];
@@ -86,6 +91,7 @@ void SliceFiles::abandon(int bucket, int chunk, bool changed) noexcept {
 }
 
 void SliceFiles::finish_generation() {
+  if (files_->sizes_only()) return;
   const std::lock_guard lock(mutex_);
   files_->finish_generation();
 }

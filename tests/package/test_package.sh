@@ -25,6 +25,7 @@ done
 dpkg-deb --extract "$package" "$folder/root"
 [[ $("$folder/root/usr/bin/zerorun" --version) == "zerorun $version" ]]
 [[ -x $folder/root/usr/bin/zerorun_probe ]]
+[[ -x $folder/root/usr/bin/zerorun_plan ]]
 grep -q "has no licence yet" "$folder/root/usr/share/doc/zerorun/copyright"
 [[ -f $folder/root/usr/share/doc/zerorun/CHANGELOG.md ]]
 if [[ -e $build/lib/libzerorun_cuda.so ]]; then

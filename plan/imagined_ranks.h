@@ -1,0 +1,49 @@
+// The device and the communicator of a plan. Tensors have sizes but no memory (LibTorch's meta device),
+// kernels do nothing, and the other ranks are imagined: in a collective they do what this rank does. So the
+// engine runs as it is, for any number of ranks, and what it allocates and sends can be counted. Small
+// numbers that the host reads (tallies, the facts of a step) are real. One thread.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "comm/communicator.h"
+
+namespace zerorun {
+
+struct ImaginedRanks {
+  int world_size = 1;
+  bool on_gpu = false;         // else on CPUs
+  bool shares_memory = false;  // the ranks are on the CPUs of one host
+};
+
+std::unique_ptr<Device> make_imagined_device(bool on_gpu);
+
+class ImaginedCommunicator : public Communicator {
+ public:
+  /// Rank 0 of `ranks`. `device` is of make_imagined_device().
+  ImaginedCommunicator(const ImaginedRanks& ranks, Device& device);
+
+  at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype) override;
+  bool shares_memory() const override { return shares_memory_; }
+  std::unique_ptr<Notices> open_notices() override;
+  /// Bytes that this rank has sent in collectives of the kind, of what has no memory here: parameters and
+  /// gradients.
+  double bytes_sent(Collective kind) const { return bytes_->at(static_cast<size_t>(kind)); }
+  double elements_sent(Collective kind) const { return elements_->at(static_cast<size_t>(kind)); }
+
+ private:
+  using Counts = std::array<double, kCollectiveKinds>;
+
+  std::unique_ptr<Work> start(CollectiveCall call) override;
+  std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t own,
+                                          RankGroup group) override;
+
+  bool shares_memory_;
+  int boards_ = 0;
+  // Shared with the communicators of groups.
+  std::shared_ptr<Counts> bytes_ = std::make_shared<Counts>();
+  std::shared_ptr<Counts> elements_ = std::make_shared<Counts>();
+};
+
+}  // namespace zerorun

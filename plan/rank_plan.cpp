@@ -1,0 +1,110 @@
+#include "plan/rank_plan.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "base/log_pause.h"
+#include "engine/options.h"
+
+namespace zerorun {
+namespace {
+
+constexpr std::array kCategories = {
+    &BytesByCategory::parameters, &BytesByCategory::gradients, &BytesByCategory::master,
+    &BytesByCategory::moments,    &BytesByCategory::buckets,   &BytesByCategory::buffers,
+    &BytesByCategory::gathered,   &BytesByCategory::on_host,   &BytesByCategory::in_files};
+
+at::Tensor imagine(const TensorShape& shape) {
+  const at::Tensor tensor = at::empty(shape.sizes, at::dtype(shape.dtype).device(at::kMeta));
+  return shape.is_trained ? tensor.set_requires_grad(true) : tensor;
+}
+
+Model imagine(const ModelShapes& shapes) {
+  Model model;
+  for (const TensorShape& shape : shapes.parameters)
+    model.parameters.emplace_back(shape.name, imagine(shape));
+  for (const TensorShape& shape : shapes.buffers) model.buffers.emplace_back(shape.name, imagine(shape));
+  model.is_training = [] { return true; };
+  model.set_training = [](bool) {};
+  return model;
+}
+
+// Two micro-steps show all that more of them do.
+Config shortened(Config config) {
+  BatchConfig& batch = config.batch;
+  const int64_t steps = std::min<int64_t>(batch.gradient_accumulation_steps, 2);
+  batch.train_batch_size = batch.train_batch_size / batch.gradient_accumulation_steps * steps;
+  batch.gradient_accumulation_steps = steps;
+  return config;
+}
+
+// A loss that needs each parameter once in forward and, but for the first one, once in backward: a model's
+// first layer has an input that needs no gradient.
+at::Tensor imagined_loss(const Model& model) {
+  at::Tensor value = at::ones({}, at::dtype(at::kFloat).device(at::kMeta));
+  for (const auto& [name, parameter] : model.parameters) value = (parameter * value).sum();
+  return value;
+}
+
+SentPerStep sent_so_far(const ImaginedCommunicator& communicator) {
+  return {.gathered_elements = communicator.elements_sent(Collective::all_gather),
+          .gathered_bytes = communicator.bytes_sent(Collective::all_gather),
+          .reduced_elements = communicator.elements_sent(Collective::reduce_scatter),
+          .reduced_bytes = communicator.bytes_sent(Collective::reduce_scatter)};
+}
+
+// Adds `times` the difference of two counts.
+void add(SentPerStep& sum, const SentPerStep& after, const SentPerStep& before, int64_t times) {
+  for (const auto count : {&SentPerStep::gathered_elements, &SentPerStep::gathered_bytes,
+                           &SentPerStep::reduced_elements, &SentPerStep::reduced_bytes})
+    sum.*count += static_cast<double>(times) * (after.*count - before.*count);
+}
+
+}  // namespace
+
+int64_t RankPlan::memory() const {
+  return peak.model_states() + peak.buckets + peak.buffers + peak.gathered;
+}
+
+void note_peak(BytesByCategory& peak, const Engine& engine) {
+  const BytesByCategory now = engine.bytes_by_category();
+  for (const auto category : kCategories) peak.*category = std::max(peak.*category, now.*category);
+  peak.gathered = std::max(peak.gathered, engine.residency().peak_resident_bytes);
+}
+
+RankPlan plan_rank(const ModelShapes& shapes, const Config& config, const ImaginedRanks& ranks) {
+  const LogPause silence;
+  const std::unique_ptr<Device> device = make_imagined_device(ranks.on_gpu);
+  const auto communicator = std::make_shared<ImaginedCommunicator>(ranks, *device);
+  const Config used = shortened(config);
+  const Model model = imagine(shapes);
+  InitializeOptions options;
+  options.communicator = communicator;
+  options.tensor_plan = TensorPlan();  // nothing is split: the shapes do not say how
+  RankPlan plan;
+  Engine engine = initialize(model, used, std::move(options));
+  note_peak(plan.peak, engine);
+  for (int window = 0; window < 2; ++window) {  // the second one follows the plan that the first one makes
+    plan.sent = {};
+    const int64_t steps = used.batch.gradient_accumulation_steps;
+    for (int64_t step = 0; step < steps; ++step) {
+      const SentPerStep before = sent_so_far(*communicator);
+      engine.backward(imagined_loss(model));
+      note_peak(plan.peak, engine);
+      engine.step();
+      note_peak(plan.peak, engine);
+      const bool is_last = step + 1 == steps;
+      const int64_t times = is_last ? 1 : config.batch.gradient_accumulation_steps - 1;
+      add(plan.sent, sent_so_far(*communicator), before, times);
+    }
+  }
+  plan.file_bytes_per_step = engine.bytes_by_category().in_files / 2;  // of two generations a step writes one
+  return plan;
+}
+
+}  // namespace zerorun

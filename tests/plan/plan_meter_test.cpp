@@ -1,0 +1,126 @@
+// Compares plans with engines that train: the peak of each category of memory, and what ranks send.
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "config/config.h"
+#include "plan/rank_plan.h"
+#include "tests/support/expectations.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/settings.h"
+#include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+constexpr int64_t kWidth = 96;
+constexpr int kLayers = 7;
+
+struct MeasuredNetImpl : torch::nn::Module {
+  MeasuredNetImpl() {
+    register_module("wide", wide);
+    for (int layer = 0; layer < kLayers; ++layer) {
+      layers.push_back(torch::nn::Linear(kWidth, kWidth));
+      register_module("layer" + std::to_string(layer), layers.back());
+    }
+  }
+  at::Tensor loss(const at::Tensor& x) {
+    at::Tensor y = torch::relu(wide(x));
+    for (torch::nn::Linear& layer : layers) y = torch::relu(layer(y));
+    return y.to(at::kFloat).square().mean();
+  }
+
+  torch::nn::Linear wide{4 * kWidth, kWidth};
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(MeasuredNet);
+
+struct Setting {
+  int stage, accumulation, ranks;
+  bool is_bf16, shares_memory;
+  std::string offload;
+};
+
+std::string config_text(const Setting& how, const std::filesystem::path& folder) {
+  std::string zero = R"("stage": )" + std::to_string(how.stage) +
+                     R"(, "stage3_param_persistence_threshold": 200, "stage3_max_live_parameters": 30000,
+                        "stage3_prefetch_bucket_size": 10000)";
+  const std::string device =
+      R"({"device": ")" + how.offload + R"(", "nvme_path": ")" + folder.string() + R"("})";
+  if (!how.offload.empty()) zero += R"(, "offload_optimizer": )" + device + R"(, "offload_param": )" + device;
+  return R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
+         std::to_string(how.accumulation) + (how.is_bf16 ? R"(, "bf16": {"enabled": true})" : "") +
+         R"(, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_optimization": {)" + zero + "}}";
+}
+
+void check_same(const std::string& what, double planned, double measured) {
+  expect(std::abs(planned - measured) <= 0.01 * measured,
+         what + ": planned " + std::to_string(planned) + ", measured " + std::to_string(measured));
+}
+
+void check_peaks(const BytesByCategory& planned, const BytesByCategory& measured) {
+  const auto check = [&](const std::string& what, int64_t BytesByCategory::*category) {
+    check_same(what, static_cast<double>(planned.*category), static_cast<double>(measured.*category));
+  };
+  check("parameters", &BytesByCategory::parameters);
+  check("gradients", &BytesByCategory::gradients);
+  check("master", &BytesByCategory::master);
+  check("moments", &BytesByCategory::moments);
+  check("buckets", &BytesByCategory::buckets);
+  check("buffers", &BytesByCategory::buffers);
+  check("gathered", &BytesByCategory::gathered);
+  check("on host", &BytesByCategory::on_host);
+  check("in files", &BytesByCategory::in_files);
+}
+
+void compare(const Setting& how, const std::filesystem::path& folder) {
+  const Config config = parse_config(config_text(how, folder), "test", how.ranks);
+  MeasuredNet shapes;
+  const RankPlan plan =
+      plan_rank(shapes_of(model_of(*shapes)), config,
+                {.world_size = how.ranks, .on_gpu = false, .shares_memory = how.shares_memory});
+  run_ranks(
+      how.ranks,
+      [&](std::shared_ptr<Communicator> communicator) {
+        MeasuredNet model;
+        InitializeOptions options;
+        options.communicator = communicator;
+        Engine engine = initialize(*model, config, std::move(options));
+        BytesByCategory peak;
+        note_peak(peak, engine);
+        const int windows = 3;
+        for (int step = 0; step < windows * how.accumulation; ++step) {
+          if (step == (windows - 1) * how.accumulation) communicator->volume().reset();
+          const at::Tensor x = torch::ones({2, 4 * kWidth}).to(how.is_bf16 ? at::kBFloat16 : at::kFloat);
+          engine.backward(model->loss(x));
+          note_peak(peak, engine);
+          engine.step();
+          note_peak(peak, engine);
+        }
+        check_peaks(plan.peak, peak);
+        const Volume& sent = communicator->volume();
+        check_same("gathered elements", plan.sent.gathered_elements, sent.elements(Collective::all_gather));
+        check_same("reduced elements", plan.sent.reduced_elements, sent.elements(Collective::reduce_scatter));
+      },
+      std::chrono::seconds(60), how.shares_memory);
+}
+
+}  // namespace
+
+TEST_CASE("A plan has the peak of each category of memory, and what ranks send") {
+  const TemporaryFolder folder;
+  const std::string offloads[] = {"", "cpu", "nvme"};
+  for (const auto& [stage, accumulation, ranks, precision, shared, offload] : settings(4, 2, 3, 2, 2, 3)) {
+    const Setting how{.stage = stage,
+                      .accumulation = accumulation == 0 ? 1 : 4,
+                      .ranks = ranks + 1,
+                      .is_bf16 = precision == 1,
+                      .shares_memory = shared == 1,
+                      .offload = offloads[offload]};
+    CAPTURE(how.stage, how.accumulation, how.ranks, how.is_bf16, how.shares_memory, how.offload);
+    CHECK_NOTHROW(compare(how, folder / "states"));
+  }
+}
+
+}  // namespace zerorun::testing
