@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/fnv1a.h"
+#include "comm/communication_log.h"
 #include "comm/deadline.h"
 
 namespace zerorun {
@@ -242,7 +243,14 @@ std::unique_ptr<Work> Communicator::count_and_start(CollectiveCall call) {
   if (world_size_ > 1) check_not_forked(home_, rank_in_job(rank_), describe(call));
   const std::lock_guard lock(issue_);
   volume_.add(call, rank_, world_size_);
-  return start(std::move(call));
+  if (!log_ || !log_->records(name_of(call.kind))) return start(std::move(call));
+  const auto bytes = static_cast<int64_t>(std::max(call.input.nbytes(), call.output.nbytes()));
+  CommunicationLog::Call record{.kind = name_of(call.kind),
+                                .bytes = call.kind == Collective::barrier ? 0 : bytes,
+                                .ranks = world_size_,
+                                .label = call.label + (call.reason.empty() ? "" : " " + call.reason)};
+  const auto begin = std::chrono::steady_clock::now();
+  return CommunicationLog::watch(log_, std::move(record), begin, start(std::move(call)));
 }
 
 std::unique_ptr<Work> Communicator::send(at::Tensor tensor, int receiver, std::string label) {
@@ -270,7 +278,11 @@ std::unique_ptr<Work> Communicator::count_and_start(MessageCall call) {
   const std::lock_guard lock(issue_);
   call.number = ++(call.is_send ? sent_ : received_)[static_cast<size_t>(other)];
   volume_.add(call);
-  return start_message(std::move(call));
+  const std::string kind = call.is_send ? "send" : "receive";
+  if (!log_ || !log_->records(kind)) return start_message(std::move(call));
+  CommunicationLog::Call record{.kind = kind, .bytes = call.bytes(), .ranks = 2, .label = call.label};
+  const auto begin = std::chrono::steady_clock::now();
+  return CommunicationLog::watch(log_, std::move(record), begin, start_message(std::move(call)));
 }
 
 std::unique_ptr<Work> Communicator::start_message(MessageCall call) {

@@ -93,6 +93,7 @@ class Volume {
   double sent_ = 0;
 };
 
+class CommunicationLog;
 class Notices;
 
 class Communicator {
@@ -198,6 +199,8 @@ class Communicator {
 
   /// Must not be called while another thread starts a collective.
   Volume& volume() { return volume_; }
+  /// From now on records what this rank starts in `log`; null: nowhere. Under the same condition.
+  void set_log(std::shared_ptr<CommunicationLog> log) { log_ = std::move(log); }
 
  protected:
   /// Makes the communicator of `groups[own]`, which this rank is in. `group` has the same ranks, as numbers
@@ -247,6 +250,7 @@ class Communicator {
   std::recursive_mutex
       issue_;  // held by count_and_start() and by a group, whose calls lock it again: so it is recursive
   Volume volume_;
+  std::shared_ptr<CommunicationLog> log_;
   std::vector<uint64_t> sent_;      // by rank: the number of messages to it so far
   std::vector<uint64_t> received_;  // by rank: the number of messages that this rank has begun to receive
 };

@@ -26,6 +26,8 @@ class Mesh {
   /// Among the ranks that differ from this one only in this coordinate. If these are all ranks: the world's.
   Communicator& along(MeshAxis axis) const;
   Communicator& data() const { return along(MeshAxis::data); }
+  /// Whether along(axis) exists: a mesh without sizes has data ranks only.
+  bool has(MeshAxis axis) const { return axes_[static_cast<size_t>(axis)] != nullptr; }
   /// Whether several ranks have equal data coordinates: there is more than one data group.
   bool has_groups() const { return sizes_.data < world_->world_size(); }
 

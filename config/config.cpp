@@ -66,6 +66,7 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size,
   resolve_gradients(resolution, config);
   config.steps_per_print = settings.get<int64_t>("steps_per_print");
   resolution.read("wall_clock_breakdown", config.wall_clock_breakdown);
+  config.monitoring = resolve_monitoring(resolution);
   resolution.read("checkpoint.use_node_local_storage", config.node_local_checkpoints);
   return config;
 }

@@ -11,6 +11,7 @@
 
 #include "base/dtype.h"
 #include "base/mesh_sizes.h"
+#include "config/monitoring_config.h"
 
 namespace zerorun {
 
@@ -298,6 +299,7 @@ struct Config {
   double gradient_clipping = 1.0;  // 0: no clipping; 1.0 is also DeepSpeed's default
   std::optional<int64_t> steps_per_print;
   bool wall_clock_breakdown = false;
+  MonitoringConfig monitoring;
   bool prescale_gradients = false;
   bool managed_gradient_accumulation = true;  // false: every step() is an optimizer step
   double gradient_predivide_factor = 1.0;

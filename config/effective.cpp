@@ -101,7 +101,8 @@ std::vector<EffectiveSetting> effective_settings(const Settings& settings, bool 
     const bool automatic =
         setting && (setting->source == Source::open || setting->source == Source::fallback);
     if (!has_value && !automatic) continue;
-    result.push_back({fact, has_value ? to_json(value) : "\"auto\"", origin_of(*fact, setting)});
+    const std::string shown = fact->secret ? "\"(secret)\"" : to_json(value);
+    result.push_back({fact, has_value ? shown : "\"auto\"", origin_of(*fact, setting)});
   }
   return result;
 }

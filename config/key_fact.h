@@ -84,6 +84,7 @@ struct KeyFact {
   std::string_view reason = {};
   std::string_view target = {};  // old name: path of the present name
   bool removed = false;          // DeepSpeed has removed the key after 0.19.6
+  bool secret = false;           // a text that is not printed
   bool changes_result = false;   // not supported, and training without it gives different results
   /// If the key is a section: the name of the key in it that switches it on or off. While this switch has its
   /// default (false or "none"), the section has no effect. Likewise for an object, whose switch has no row.
@@ -118,6 +119,7 @@ struct KeyFact {
   constexpr KeyFact filled_by(Automatic who) const { return with(&KeyFact::automatic, who); }
   constexpr KeyFact with_auto() const { return with(&KeyFact::auto_inside, true); }
   constexpr KeyFact without_auto() const { return with(&KeyFact::never_auto, true); }
+  constexpr KeyFact is_secret() const { return with(&KeyFact::secret, true); }
   constexpr KeyFact also(std::string_view name) const { return with(&KeyFact::other_name, name); }
   constexpr KeyFact in_any_case(std::string_view words) const { return with(&KeyFact::any_case, words); }
   constexpr KeyFact unsupported(std::string_view words) const {

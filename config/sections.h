@@ -42,6 +42,7 @@ std::optional<SchedulerConfig> resolve_scheduler(const Resolution& resolution);
 ZeroConfig resolve_zero(const Resolution& resolution);
 PythonConfig resolve_python(const Resolution& resolution);
 PrecisionConfig resolve_precision(const Resolution& resolution);
+MonitoringConfig resolve_monitoring(const Resolution& resolution);
 /// Resolves gradient clipping, and how gradients are averaged or summed over ranks.
 void resolve_gradients(const Resolution& resolution, Config& config);
 

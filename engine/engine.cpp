@@ -47,6 +47,7 @@ void Engine::zero_grad() {
   check_outside_backward("engine.zero_grad");
   state.check_has_parameters("engine.zero_grad");
   state.held.zero();
+  state.monitor->drop_losses();
 }
 
 void Engine::set_gradient_accumulation_boundary(bool is_boundary) {

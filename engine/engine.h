@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -202,6 +203,19 @@ class Engine {
   /// step(), save_checkpoint(), load_checkpoint() or end of a GatheredParameters scope with a modifier rank;
   /// addresses taken before are invalid then. LibTorch's operators do not need this call.
   void synchronize();
+
+  /// Writes a value of the program to all monitors of the config (docs/monitoring.md), at global_samples().
+  /// `tag`: such as "eval/loss". `value` may be infinite or NaN. All ranks may call it, and that of rank 0 is
+  /// written. If a file cannot be written, the log warns once. Throws UserError if the tag is empty, longer
+  /// than 200 bytes, or has control characters.
+  void log(const std::string& tag, double value);
+  /// Samples of all ranks in the optimizer steps so far: gradient_accumulation_steps micro-batches a step.
+  /// After load_checkpoint() as if all earlier steps had been such, unless the program knows better.
+  int64_t global_samples() const;
+  void set_global_samples(int64_t samples);
+  /// If comms_logger is enabled, logs a table of rank 0's collectives so far, and returns it there. Else, and
+  /// on other ranks, returns an empty text.
+  std::string log_communication() const;
 
   /// Whether any rank of the job had received SIGTERM (base/program.h: survive_termination()) when the ranks
   /// reduced gradients for the last optimizer step. The same on all ranks, so that all can save a checkpoint

@@ -25,21 +25,21 @@ BytesPerParameter EngineState::bytes_per_parameter() const {
           .moments = moments / numel};
 }
 
-BytesByCategory Engine::bytes_by_category() const {
-  BytesByCategory bytes{.buckets = state_->reducer.buffer_bytes() + state_->optimizer->buffer_bytes(),
-                        .gathered = residency().resident_bytes};
-  for (const SliceFiles* slices : {state_->store.files(), state_->store.value_files()}) {
+BytesByCategory EngineState::bytes_by_category() const {
+  BytesByCategory bytes{.buckets = reducer.buffer_bytes() + optimizer->buffer_bytes(),
+                        .gathered = residency ? residency->report().resident_bytes : 0};
+  for (const SliceFiles* slices : {store.files(), store.value_files()}) {
     if (!slices) continue;
     bytes.buckets += slices->files().buffer_bytes();
     bytes.in_files += slices->files().file_bytes();
   }
-  for (const auto* others : {&state_->unbucketed, &state_->unsaved}) {
+  for (const auto* others : {&unbucketed, &unsaved}) {
     for (const NamedTensor& other : *others) bytes.buffers += static_cast<int64_t>(other.tensor.nbytes());
   }
   auto category = [&](int bucket, StateKind kind) -> int64_t& {
     switch (kind) {
       case StateKind::value:
-        return bucket < state_->buckets.trained_count() ? bytes.parameters : bytes.buffers;
+        return bucket < buckets.trained_count() ? bytes.parameters : bytes.buffers;
       case StateKind::master:
         return bytes.master;
       case StateKind::gradient:
@@ -49,14 +49,18 @@ BytesByCategory Engine::bytes_by_category() const {
     }
     return bytes.moments;
   };
-  bytes.on_host = state_->states_on_host.bytes();
-  if (state_->host_update) bytes.on_host += state_->host_update->bytes();
-  state_->store.for_each([&](int bucket, const StateTensor& state) {
-    if (state_->states_on_host.has(state)) return;  // counted in states_on_host.bytes()
+  bytes.on_host = states_on_host.bytes();
+  if (host_update) bytes.on_host += host_update->bytes();
+  store.for_each([&](int bucket, const StateTensor& state) {
+    if (states_on_host.has(state)) return;  // counted in states_on_host.bytes()
     int64_t& where = state.home == Home::host ? bytes.on_host : category(bucket, state.kind);
-    where += state_->store.bytes(state);
+    where += store.bytes(state);
   });
   return bytes;
+}
+
+BytesByCategory Engine::bytes_by_category() const {
+  return state_->bytes_by_category();
 }
 
 double Engine::formula_bytes() const {

@@ -10,12 +10,14 @@
 
 #include "activations/forward_state.h"
 #include "comm/mesh.h"
+#include "engine/flops_profiler.h"
 #include "engine/held_gradients.h"
 #include "engine/host_update.h"
 #include "engine/model.h"
 #include "engine/model_parameters.h"
 #include "engine/options.h"
 #include "engine/parameter_owners.h"
+#include "engine/run_monitor.h"
 #include "engine/saving/checkpoint_writer.h"
 #include "engine/schedules.h"
 #include "engine/shard_states.h"
@@ -38,6 +40,7 @@ namespace zerorun {
 class GatherScope;
 class MarkedModules;
 class Recomputation;
+struct BytesByCategory;
 struct DividedModel;
 
 // Gradients are multiplied by `before` and then summed over ranks; the sum is divided by `after`.
@@ -139,7 +142,12 @@ struct EngineState {
   void follow_schedule() { schedule.follow(progress.counts().applied()); }
   /// Updates the loss scale and logs a skipped step. Throws TrainingError.
   void follow_loss_scale();
-  void report_time();
+  /// Logs what wall_clock_breakdown and memory_breakdown ask for after a step.
+  void report_step();
+  /// Begins the events of an optimizer step, before measure(). Returns how many samples training has used
+  /// with it. `backwards`: of this rank, in the step.
+  int64_t begin_step_events(int64_t backwards);
+  BytesByCategory bytes_by_category() const;
   /// Called when another engine takes a parameter: hooks and marks of this one may not disturb it.
   void lose(int parameter);
   /// Called before the program writes to this rank's slice of the bucket. Any thread.
@@ -185,6 +193,8 @@ struct EngineState {
   std::vector<NamedTensor> unbucketed;  // buffers, and frozen parameters outside of buckets
   std::vector<NamedTensor> unsaved;     // buffers that no checkpoint has
   StepTimer timer;
+  FlopsProfiler flops;
+  std::unique_ptr<RunMonitor> monitor;  // always set once the engine is made
   StepOutcome outcome;
   bool open_step = false;  // apply_outcome() has not been called for the last step yet
 

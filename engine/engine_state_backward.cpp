@@ -83,6 +83,7 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   check_losses(state, loss, "engine.backward");
   const at::Tensor seed = state.seed_of(loss, state.config.batch.gradient_accumulation_steps);
   state.run_backward({loss}, {seed}, retain_graph, create_graph);
+  state.monitor->add_loss(loss);
 }
 
 at::Tensor Engine::scale(const at::Tensor& loss) {

@@ -3,7 +3,6 @@
 #include <optional>
 #include <string>
 
-#include "activations/recomputation.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/program.h"
@@ -13,11 +12,6 @@
 #include "engine/tensor_checks.h"
 
 namespace zerorun {
-namespace {
-
-constexpr int64_t kStepsPerBreakdown = 10;  // when steps_per_print is absent
-
-}  // namespace
 
 void EngineState::step() {
   check_outside_backward("engine.step");
@@ -35,6 +29,8 @@ void EngineState::step() {
   if (!updates) return progress.end_micro_step();
 
   progress.end_window();
+  flops.end();
+  const int64_t samples = begin_step_events(held.backwards());
   measure();
   const bool outcome_is_known = waits_for_facts();
   if (outcome_is_known) outcome.await_facts();
@@ -45,8 +41,9 @@ void EngineState::step() {
   }
   if (outcome_is_known) outcome.ask_for_name();
   if (!outcome_is_known || outcome.applied()) update();
-  progress.end_update();
+  progress.end_update(samples);
   held.end_window();
+  flops.begin(progress.counts().global);
   spend_recomputation_budget();
   open_step = !outcome_is_known;
   if (!outcome_is_known) return;
@@ -146,13 +143,14 @@ void EngineState::update() {
 }
 
 void EngineState::apply_outcome() {
+  monitor->end_step(outcome.norm());
   if (outcome.applied()) {
     schedule.note_applied();
   } else {
     progress.note_skipped();
   }
   follow_loss_scale();
-  report_time();
+  report_step();
 }
 
 void EngineState::finish_open_step() {
@@ -185,16 +183,6 @@ void EngineState::follow_loss_scale() {
     rest += c10::str(", the loss scale stays at ", before);
   }
   log_warning(what + rest);
-}
-
-void EngineState::report_time() {
-  if (mesh.world().rank() != 0) return;
-  const int64_t interval = config.steps_per_print.value_or(kStepsPerBreakdown);
-  if (progress.counts().global % interval != 0) return;
-  const std::string step = "step " + std::to_string(progress.counts().global) + ": ";
-  if (timer.enabled()) log_info(step + timer.report(interval));
-  const std::string recomputed = recomputation ? recomputation->report() : "";
-  if (!recomputed.empty()) log_info(step + recomputed);
 }
 
 }  // namespace zerorun

@@ -1,4 +1,5 @@
 // initialize(): checks a program's config, options and model, and makes its engine.
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -88,6 +89,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   parameters.has_tensor_plan = has_tensor_plan(options, mesh);
   check_ranks_agree(parameters, describe_settings(config, options), mesh);
   if (divided) agree_on_groups(parameters, *divided, mesh);
+  auto monitor = std::make_unique<RunMonitor>(config.monitoring, mesh, options.event_sink);
   split_parameters(parameters, model, config, options, mesh);
   write_resolved_config(config, options.output_folder, mesh.world());
   if (mesh.world().rank() == 0) {
@@ -100,6 +102,9 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
     if (!divided && config.pipeline.recomputed_group > 0)
       log_warning(
           "pipeline.activation_checkpoint_interval has no effect: the program gives no list of layers");
+    for (const std::string& warning : warnings_of_monitors(config.monitoring, options.event_sink != nullptr))
+      log_warning(warning);
+    if (config.monitoring.dump_state) log_info("settings of the config\n" + config.resolved);
     log_adam(config);
     log_precision(config.precision);
   }
@@ -111,10 +116,12 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   }
   auto state = kept_by_forks(std::make_shared<EngineState>(std::move(model), config, std::move(mesh),
                                                            std::move(parameters), options));
+  state->monitor = std::move(monitor);
   leave_to_other_stages(elsewhere, state->mesh.coordinates().pipeline);
   state->start_recomputation(divided.has_value());
   if (divided) state->start_pipeline(std::move(*divided), std::move(whole), options);
   log_offload(config, state->store, state->mesh.world());
+  state->flops.begin(0);
   return_freed_memory();  // memory that parameters had before they moved into buckets
   return Engine(std::move(state));
 }

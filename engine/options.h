@@ -17,6 +17,7 @@
 #include "base/mesh_sizes.h"
 #include "comm/communicator.h"
 #include "config/config.h"
+#include "monitor/event.h"
 #include "optim/schedule.h"
 #include "pipeline/layers.h"
 #include "tensor_parallel/plan.h"
@@ -94,6 +95,9 @@ struct InitializeOptions {
   /// The run's output folder, in which rank 0 writes the resolved configuration, ds_config.resolved.json. It
   /// is created if it does not exist; empty: nothing is written.
   std::filesystem::path output_folder;
+  /// Gets, on rank 0, each event that the config's monitors get: a monitor of the program. Called by the
+  /// engine's thread, in step() and log(). May not throw.
+  EventSink event_sink;
   bool log_config = false;  // rank 0 logs the config's notes too, not only its warnings
 };
 

@@ -134,18 +134,20 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
 
 std::string describe_settings(const Config& config, const InitializeOptions& options) {
   // All settings that affect results. Settings that only affect what a rank logs may differ.
-  const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, prescale,
-               managed, predivide, average, node_local, pipeline, recompute, mesh, warnings, notes, python,
-               resolved] = config;
+  const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, monitoring,
+               prescale, managed, predivide, average, node_local, pipeline, recompute, mesh, warnings, notes,
+               python, resolved] = config;
   ZeroConfig same_everywhere = zero;  // without paths, buffers and aio: disks may differ
   same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device,
                                        .ratio = zero.offload_optimizer.ratio};
   same_everywhere.offload_param = {.device = zero.offload_param.device,
                                    .max_in_cpu = zero.offload_param.max_in_cpu};
   same_everywhere.aio = {};
+  const bool writes_files = monitoring.writes_files();  // rank 0 tells all whether it can
   std::ostringstream text;
-  describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed,
-                          predivide, average, node_local, pipeline, recompute, python, options.bucket_numel));
+  describe(text,
+           std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed, predivide,
+                    average, node_local, pipeline, recompute, python, options.bucket_numel, writes_files));
   text << describe_pipeline(options);
   if (options.tensor_plan) {
     text << " tensor plan";

@@ -13,6 +13,7 @@ struct StepCounts {
   int64_t micro = 0;   // micro-steps since the last optimizer step
   int64_t global = 0;  // optimizer steps taken or skipped
   int64_t skipped = 0;
+  int64_t samples = 0;  // of all ranks, in these optimizer steps
   int64_t applied() const { return global - skipped; }
 };
 
@@ -51,9 +52,11 @@ class StepProgress {
     batch_.reset();
   }
   void start_update() { is_updating_ = true; }
-  void end_update() {
+  /// `samples`: of all ranks, in all optimizer steps with this one.
+  void end_update(int64_t samples) {
     is_updating_ = false;
     ++counts_.global;
+    counts_.samples = samples;
   }
   void note_skipped() { ++counts_.skipped; }
   /// Whether an update has thrown: some parameters are updated and others are not.

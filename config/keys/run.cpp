@@ -71,10 +71,8 @@ static constexpr KeyFact run_rows[] = {
         .advise(
             "write the number of steps between two lines, or leave the key out for the program's own choice"),
     boolean("wall_clock_breakdown", "false", "print where the time of a step is spent"),
-    boolean("memory_breakdown", "false", "log memory usage during a step")
-        .not_supported("programs can ask the engine for its memory by category"),
-    boolean("dump_state", "false", "print the configuration at start")
-        .not_supported("`zerorun config show` prints the resolved configuration"),
+    boolean("memory_breakdown", "false", "log the memory of rank 0 by category after each optimizer step"),
+    boolean("dump_state", "false", "log all settings at initialize()"),
     text("log_level", "", "how much is logged").or_null().not_supported("the program decides what it logs"),
     section("timers", "how throughput is measured")
         .not_supported("programs measure their throughput themselves"),

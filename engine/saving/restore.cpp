@@ -103,7 +103,9 @@ void Restore::restore_numbers() const {
   if (!options_.counters) return;
   check_counts(manifest);
   // Starts a new window, unless the checkpoint was saved within a window, which is then continued.
-  state_->progress.restored_counts().micro = 0;
+  StepCounts& counts = state_->progress.restored_counts();
+  counts.micro = 0;
+  counts.samples = counts.global * state_->config.batch.train_batch_size;
   state_->held.forget_drops();
   if (has_window()) resume_window();
   state_->schedule.resume(state_->progress.counts().applied());

@@ -189,8 +189,7 @@ TEST_CASE("the error about an unknown key names the intended key, or the section
       {R"("max_grad_nrom": 1)", "2:1 max_grad_nrom", "write gradient_clipping"},
       {R"("Learning-Rate": 1)", "2:1 Learning-Rate", "write optimizer.params.lr"},
       {R"("zero_optimization": {"verbose": 1})", "2:23 zero_optimization.verbose",
-       "the key belongs elsewhere: comms_logger.verbose (not supported: programs can read the amount of "
-       "communication from their communicator)"},
+       "the key belongs elsewhere: comms_logger.verbose"},
       {R"("fp16": {"enabled": false, "fp16": true})", "2:28 fp16.fp16",
        "remove it (remarks can be written as // comments)"},
       {R"("weight-decay": 0.1)", "2:1 weight-decay",

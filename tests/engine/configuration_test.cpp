@@ -33,7 +33,7 @@ constexpr const char* kAuto = R"({
 })";
 constexpr const char* kPlain = R"({"train_micro_batch_size_per_gpu": 1,
     "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
-    "zero_optimization": {"stage": 2}, "dump_state": true})";
+    "zero_optimization": {"stage": 2}, "log_level": "info"})";
 
 Arguments arguments() {
   return {{"train_micro_batch_size_per_gpu", int64_t{5}},
@@ -212,13 +212,13 @@ TEST_CASE("initialize() always logs once which settings of the config are not su
   const fs::path file = folder.write("ds_config.json", kPlain);
   const std::vector<std::string> warnings = load_config(file, 2).warnings;
   REQUIRE(warnings.size() == 1);
-  CHECK_THAT(warnings[0], Contains("dump_state: true is not supported"));
+  CHECK_THAT(warnings[0], Contains("log_level: \"info\" is not supported"));
   for (const bool asked : {false, true}) {
     InitializeOptions options;
     options.log_config = asked;
     const std::string log = standard_error_of(folder / "stderr", [&] { initialize_ranks(2, file, options); });
     CHECK_THAT(log, Contains(warnings[0]));
-    CHECK(log.find("dump_state") == log.rfind("dump_state"));
+    CHECK(log.find("log_level") == log.rfind("log_level"));
   }
 }
 

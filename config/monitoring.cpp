@@ -1,0 +1,99 @@
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "config/sections.h"
+
+namespace zerorun::config {
+namespace {
+
+// Leaves `target` absent if the file does not have the key.
+template <typename T>
+void read_optional(const Resolution& resolution, const std::string& path, std::optional<T>& target) {
+  if (auto value = resolution.settings.get<T>(path)) target = std::move(value);
+}
+
+void read_files(const Resolution& resolution, const std::string& section, FileMonitorConfig& files) {
+  resolution.read(section + ".enabled", files.enabled);
+  resolution.read(section + ".output_path", files.output_path);
+  resolution.read(section + ".job_name", files.job_name);
+}
+
+WandbConfig resolve_wandb(const Resolution& resolution) {
+  WandbConfig wandb;
+  resolution.read("wandb.enabled", wandb.enabled);
+  read_optional(resolution, "wandb.group", wandb.group);
+  read_optional(resolution, "wandb.team", wandb.team);
+  resolution.read("wandb.project", wandb.project);
+  return wandb;
+}
+
+CometConfig resolve_comet(const Resolution& resolution) {
+  CometConfig comet;
+  resolution.read("comet.enabled", comet.enabled);
+  resolution.read("comet.samples_log_interval", comet.samples_log_interval);
+  read_optional(resolution, "comet.project", comet.project);
+  read_optional(resolution, "comet.workspace", comet.workspace);
+  read_optional(resolution, "comet.api_key", comet.api_key);
+  read_optional(resolution, "comet.experiment_name", comet.experiment_name);
+  read_optional(resolution, "comet.experiment_key", comet.experiment_key);
+  read_optional(resolution, "comet.online", comet.online);
+  read_optional(resolution, "comet.mode", comet.mode);
+  return comet;
+}
+
+// Of comm/communicator.h. A longer name of DeepSpeed begins with one of these: all_gather_into_tensor.
+constexpr std::string_view communication_kinds[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast",
+                                                    "barrier",    "send",       "receive"};
+
+void check_kinds(const Resolution& resolution, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const auto is_kind = [&](std::string_view kind) { return name.starts_with(kind); };
+    if (std::ranges::any_of(communication_kinds, is_kind)) continue;
+    resolution.warn("comms_logger.prof_ops",
+                    "\"" + name +
+                        "\" records nothing: write all_reduce, all_gather, reduce_scatter, broadcast, "
+                        "barrier, send or receive");
+  }
+}
+
+CommsLoggerConfig resolve_comms(const Resolution& resolution) {
+  CommsLoggerConfig comms;
+  const std::string section = "comms_logger";
+  resolution.read(section + ".enabled", comms.enabled);
+  resolution.read(section + ".verbose", comms.verbose);
+  resolution.read(section + ".prof_all", comms.prof_all);
+  resolution.read(section + ".debug", comms.debug);
+  resolution.read(section + ".prof_ops", comms.prof_ops);
+  check_kinds(resolution, comms.prof_ops);
+  return comms;
+}
+
+FlopsProfilerConfig resolve_flops(const Resolution& resolution) {
+  FlopsProfilerConfig flops;
+  resolution.read("flops_profiler.enabled", flops.enabled);
+  resolution.read("flops_profiler.profile_step", flops.profile_step);
+  resolution.read("flops_profiler.detailed", flops.detailed);
+  resolution.read("flops_profiler.output_file", flops.output_file);
+  return flops;
+}
+
+}  // namespace
+
+MonitoringConfig resolve_monitoring(const Resolution& resolution) {
+  MonitoringConfig monitoring;
+  read_files(resolution, "csv_monitor", monitoring.csv);
+  read_files(resolution, "tensorboard", monitoring.tensorboard);
+  monitoring.wandb = resolve_wandb(resolution);
+  monitoring.comet = resolve_comet(resolution);
+  monitoring.comms = resolve_comms(resolution);
+  monitoring.flops = resolve_flops(resolution);
+  resolution.read("memory_breakdown", monitoring.memory_breakdown);
+  resolution.read("dump_state", monitoring.dump_state);
+  return monitoring;
+}
+
+}  // namespace zerorun::config

@@ -1,0 +1,67 @@
+// What a run writes and prints about itself (docs/monitoring.md). Plain values; any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace zerorun {
+
+/// A monitor that writes files to `output_path`/`job_name`.
+struct FileMonitorConfig {
+  bool enabled = false;
+  std::string output_path = {};  // empty: the folder in which the program runs
+  std::string job_name = "DeepSpeedJobName";
+};
+
+/// Weights & Biases, for Python programs.
+struct WandbConfig {
+  bool enabled = false;
+  std::optional<std::string> group = {};
+  std::optional<std::string> team = {};
+  std::string project = "deepspeed";
+};
+
+/// Comet, for Python programs. What is absent, Comet's package decides.
+struct CometConfig {
+  bool enabled = false;
+  int64_t samples_log_interval = 100;  // samples from one value of a tag to the next, at least
+  std::optional<std::string> project = {};
+  std::optional<std::string> workspace = {};
+  std::optional<std::string> api_key = {};
+  std::optional<std::string> experiment_name = {};
+  std::optional<std::string> experiment_key = {};
+  std::optional<bool> online = {};
+  std::optional<std::string> mode = {};
+};
+
+struct CommsLoggerConfig {
+  bool enabled = false;
+  bool verbose = false;                    // log each collective when it has ended
+  bool prof_all = true;                    // record all kinds of collectives
+  bool debug = false;                      // log what a collective is for, too
+  std::vector<std::string> prof_ops = {};  // kinds to record if not all
+};
+
+struct FlopsProfilerConfig {
+  bool enabled = false;
+  int64_t profile_step = 1;  // after so many optimizer steps one is profiled
+  bool detailed = true;      // print a row for each operator, not only the sums
+  std::string output_file = {};
+};
+
+struct MonitoringConfig {
+  FileMonitorConfig csv;
+  FileMonitorConfig tensorboard;
+  WandbConfig wandb;
+  CometConfig comet;
+  CommsLoggerConfig comms;
+  FlopsProfilerConfig flops;
+  bool memory_breakdown = false;  // log the bytes of each category after each optimizer step
+  bool dump_state = false;        // log all settings at initialize()
+
+  bool writes_files() const { return csv.enabled || tensorboard.enabled; }
+};
+
+}  // namespace zerorun

@@ -1,0 +1,83 @@
+// What an engine writes and prints about its steps (docs/monitoring.md).
+#include <optional>
+#include <string>
+
+#include "activations/recomputation.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "engine/engine.h"
+#include "engine/engine_state.h"
+
+namespace zerorun {
+namespace {
+
+constexpr int64_t kStepsPerBreakdown = 10;  // when steps_per_print is absent
+
+// "parameters 1048576, gradients 0, ..." without the categories that have nothing.
+std::string describe(const BytesByCategory& bytes) {
+  std::string text;
+  const auto add = [&](const char* name, int64_t value) {
+    if (value == 0) return;
+    text += (text.empty() ? "" : ", ") + std::string(name) + ' ' + std::to_string(value);
+  };
+  add("parameters", bytes.parameters);
+  add("gradients", bytes.gradients);
+  add("master", bytes.master);
+  add("moments", bytes.moments);
+  add("buckets", bytes.buckets);
+  add("buffers", bytes.buffers);
+  add("gathered", bytes.gathered);
+  add("on_host", bytes.on_host);
+  add("in_files", bytes.in_files);
+  return text;
+}
+
+}  // namespace
+
+int64_t EngineState::begin_step_events(int64_t backwards) {
+  const BatchConfig& batch = config.batch;
+  const int64_t of_step = config.managed_gradient_accumulation
+                              ? batch.train_batch_size
+                              : backwards * batch.micro_batch_size_per_gpu * mesh.data().world_size();
+  const int64_t samples = progress.counts().samples + of_step;
+  RunMonitor::Step step{.lr = optimizer->groups() > 0 ? optimizer->lr(0) : 0, .samples = samples};
+  if (scaler) step.loss_scale = loss_scale();
+  monitor->begin_step(step);
+  return samples;
+}
+
+void EngineState::report_step() {
+  if (mesh.world().rank() != 0) return;
+  const std::string step = "step " + std::to_string(progress.counts().global) + ": ";
+  if (config.monitoring.memory_breakdown)
+    log_info(step + "bytes of rank 0: " + describe(bytes_by_category()));
+  const int64_t interval = config.steps_per_print.value_or(kStepsPerBreakdown);
+  if (progress.counts().global % interval != 0) return;
+  if (timer.enabled()) log_info(step + timer.report(interval));
+  const std::string recomputed = recomputation ? recomputation->report() : "";
+  if (!recomputed.empty()) log_info(step + recomputed);
+}
+
+void Engine::log(const std::string& tag, double value) {
+  state_->monitor->log(tag, value, global_samples());
+}
+
+int64_t Engine::global_samples() const {
+  return state_->progress.counts().samples;
+}
+
+void Engine::set_global_samples(int64_t samples) {
+  if (samples < 0) {
+    throw UserError("engine.set_global_samples(): expected a number of samples of at least 0, found " +
+                    std::to_string(samples));
+  }
+  state_->progress.restored_counts().samples = samples;
+}
+
+std::string Engine::log_communication() const {
+  const std::string table = state_->monitor->communication();
+  if (!table.empty()) log_info("collectives of rank 0 so far\n" + table);
+  return table;
+}
+
+}  // namespace zerorun

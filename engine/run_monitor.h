@@ -1,0 +1,69 @@
+// The events of a run: what an engine itself sends to the monitors after each optimizer step, and those of
+// the program. Owned by EngineState, used by its thread. Only rank 0 of the job has monitors: on other ranks
+// all functions return at once. Nothing here makes a GPU wait: losses are summed on the device, and read with
+// the facts of their step.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/communication_log.h"
+#include "comm/mesh.h"
+#include "config/monitoring_config.h"
+#include "monitor/monitors.h"
+
+namespace zerorun {
+
+class RunMonitor {
+ public:
+  /// A collective if the config enables a monitor that writes files. Throws UserError on all ranks if rank 0
+  /// cannot write them.
+  RunMonitor(const MonitoringConfig& config, Mesh mesh, EventSink sink);
+  ~RunMonitor();
+  RunMonitor(const RunMonitor&) = delete;
+  RunMonitor& operator=(const RunMonitor&) = delete;
+
+  /// Adds the loss of a micro-step. The event has their mean.
+  void add_loss(const at::Tensor& loss);
+  /// The mean loss of an optimizer step, in place of those of its micro-steps.
+  void set_loss(const at::Tensor& mean);
+  void drop_losses();
+
+  struct Step {
+    double lr = 0;  // of the first parameter group
+    std::optional<double> loss_scale = {};
+    int64_t samples = 0;  // of all steps, with this one
+  };
+  /// Begins the events of a step, before its facts are computed: from here on losses are those of the next.
+  void begin_step(const Step& step);
+  /// Writes the events of the step that began last. Its facts must be known.
+  void end_step(double gradient_norm);
+  /// The loss of the step that ended last, if it is known.
+  std::optional<double> last_loss() const { return last_loss_; }
+
+  /// Writes an event of the program. Throws UserError on each rank if `tag` is none.
+  void log(const std::string& tag, double value, int64_t samples);
+
+  /// A table of this rank's collectives; empty unless this is rank 0 and comms_logger is enabled.
+  std::string communication() const { return log_ ? log_->table() : ""; }
+
+ private:
+  bool follows() const;
+  void record_in(const std::shared_ptr<CommunicationLog>& log);
+
+  Mesh mesh_;
+  std::optional<Monitors> monitors_;  // on rank 0
+  std::shared_ptr<CommunicationLog> log_;
+  at::Tensor sum_;  // of losses, on the device; undefined: there were none
+  int64_t losses_ = 0;
+  std::optional<Step> step_;  // the events of which are not written yet
+  at::Tensor mean_;           // of that step's losses, in host memory
+  bool has_mean_ = false;
+  std::optional<double> last_loss_;
+};
+
+}  // namespace zerorun
