@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.h"
@@ -15,12 +16,30 @@
 
 namespace zerorun::python {
 
+/// Events for the monitors that are Python packages, until Python takes them. Any thread.
+class EventQueue {
+ public:
+  void add(const MonitorEvent& event) {
+    const std::lock_guard lock(mutex_);
+    events_.push_back(event);
+  }
+  std::vector<MonitorEvent> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(events_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<MonitorEvent> events_;
+};
+
 class CoreEngine {
  public:
-  /// `optimizer`: that of the engine, or null if it uses one of its own.
+  /// `optimizer`: that of the engine, or null if it uses one of its own. `events`: those of the engine.
   CoreEngine(Engine engine, std::shared_ptr<Mode> mode, bool computes_only,
-             std::shared_ptr<PythonOptimizer> optimizer)
+             std::shared_ptr<PythonOptimizer> optimizer, std::shared_ptr<EventQueue> events)
       : optimizer_(std::move(optimizer)),
+        events_(std::move(events)),
         engine_(std::move(engine)),
         mode_(std::move(mode)),
         computes_only_(computes_only) {}
@@ -31,6 +50,8 @@ class CoreEngine {
   void check_idle();
   /// Destroys the engine without the GIL. Throws what check_idle() throws.
   void destroy();
+  /// Also after destroy().
+  std::vector<MonitorEvent> take_events() { return events_->take(); }
   bool computes_only() const { return computes_only_; }  // it has no optimizer
   /// Like destroy(), for a program that an exception of Python ends: as after a C++ exception, the engine
   /// waits for no other rank.
@@ -42,6 +63,7 @@ class CoreEngine {
   std::optional<Engine> take();
 
   std::shared_ptr<PythonOptimizer> optimizer_;
+  std::shared_ptr<EventQueue> events_;
   std::mutex mutex_;  // for the next two
   int calls_ = 0;     // calls of the engine that run
   std::optional<Engine> engine_;

@@ -51,6 +51,27 @@ py::object recomputed_modules(const RecomputeConfig& config) {
   return py::dict("every"_a = config.every, "patterns"_a = config.patterns, "budget"_a = config.budget);
 }
 
+py::object wandb_of(const WandbConfig& config) {
+  if (!config.enabled) return py::none();
+  return py::dict("project"_a = config.project, "group"_a = config.group, "entity"_a = config.team);
+}
+
+py::object comet_of(const CometConfig& config) {
+  if (!config.enabled) return py::none();
+  return py::dict("samples_log_interval"_a = config.samples_log_interval, "project"_a = config.project,
+                  "workspace"_a = config.workspace, "api_key"_a = config.api_key,
+                  "experiment_name"_a = config.experiment_name, "experiment_key"_a = config.experiment_key,
+                  "online"_a = config.online, "mode"_a = config.mode);
+}
+
+// (tag, value, samples) of each event since the last call.
+py::list events_of(CoreEngine& core) {
+  py::list events;
+  for (const MonitorEvent& event : core.take_events())
+    events.append(py::make_tuple(event.tag, event.value, event.samples));
+  return events;
+}
+
 py::dict config_of(CoreEngine& core) {
   const Config& config = core.get().config();
   const PrecisionConfig& precision = config.precision;
@@ -72,6 +93,24 @@ py::dict config_of(CoreEngine& core) {
                   "highest_momentum"_a = highest_momentum(config), "leaf_classes"_a = python.leaf_classes,
                   "leaf_names"_a = python.leaf_names, "leaf_suffixes"_a = python.leaf_name_suffixes,
                   "resolved"_a = config.resolved);
+  return py::dict(
+      "train_batch_size"_a = config.batch.train_batch_size,
+      "micro_batch_size"_a = config.batch.micro_batch_size_per_gpu,
+      "accumulation"_a = config.batch.gradient_accumulation_steps, "stage"_a = config.zero.stage,
+      "dtype"_a = std::string(name_of(precision.training)), "autocast"_a = precision.autocast,
+      "recompute"_a = recomputed_modules(config.recompute),
+      "recomputed_group"_a = config.pipeline.recomputed_group,
+      "moves_activations"_a = config.recompute.partitioned || config.recompute.on_host,
+      "clipping"_a = config.gradient_clipping,
+      "dynamic_loss_scale"_a = precision.training == Dtype::fp16 && !precision.loss_scale.fixed,
+      "optimizer"_a = config.optimizer ? std::string(name_of(*config.optimizer)) : std::string(),
+      "has_scheduler"_a = config.scheduler.has_value(), "computes_only"_a = core.computes_only(),
+      "managed"_a = config.managed_gradient_accumulation, "steps_per_print"_a = config.steps_per_print,
+      "gathers_on_save"_a = python.gather_16bit_weights_on_model_save,
+      "highest_momentum"_a = highest_momentum(config), "leaf_classes"_a = python.leaf_classes,
+      "leaf_names"_a = python.leaf_names, "leaf_suffixes"_a = python.leaf_name_suffixes,
+      "wandb"_a = wandb_of(config.monitoring.wandb), "comet"_a = comet_of(config.monitoring.comet),
+      "logs_communication"_a = config.monitoring.comms.enabled, "resolved"_a = config.resolved);
 }
 
 // A parameter or a buffer in a checkpoint.
@@ -140,6 +179,13 @@ void bind_facts(EngineClass& engine) {
           NoGil())
       .def("bytes", &bytes_of)
       .def("config", &config_of)
+      .def("take_events", &events_of)
+      .def(
+          "log", [](CoreEngine& core, const std::string& tag, double value) { core.get().log(tag, value); },
+          NoGil())
+      .def("set_global_samples",
+           [](CoreEngine& core, int64_t samples) { core.get().set_global_samples(samples); })
+      .def("log_communication", [](CoreEngine& core) { return core.get().log_communication(); })
       .def(
           "gathers", [](CoreEngine& core) { return core.get().residency().gathers; }, NoGil())
       .def(

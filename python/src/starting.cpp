@@ -127,9 +127,12 @@ std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
   options.output_folder = given.output_folder;
   options.optimizer = given.python_optimizer.get();
   if (!options.optimizer && !options.computes_only) options.parameter_groups = std::move(given.groups);
+  const auto events = std::make_shared<EventQueue>();
+  if (config.monitoring.wandb.enabled || config.monitoring.comet.enabled)
+    options.event_sink = [events](const MonitorEvent& event) { events->add(event); };
   Engine engine = initialize(std::move(model), config, options);
   return std::unique_ptr<CoreEngine, WithoutGil>(
-      new CoreEngine(std::move(engine), mode, options.computes_only, given.python_optimizer));
+      new CoreEngine(std::move(engine), mode, options.computes_only, given.python_optimizer, events));
 }
 
 bool allows_untested(const std::string& config, const std::string& origin) {

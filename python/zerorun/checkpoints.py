@@ -86,6 +86,7 @@ class Checkpoints:
         self._scheduled_steps = self._steps_applied()
         if counts and whole:
             self.global_samples = self.global_steps * self.train_batch_size() if samples is None else samples
+            self._core.set_global_samples(self.global_samples)
         if self._flat is not None and load_optimizer_states and whole:
             self._flat.load(numbers)
         if load_module_strict and self._core.rank() == 0:

@@ -200,25 +200,35 @@ def mpi_discovery(distributed_port=None, verbose=True):
 
 
 def configure(deepspeed_config=None, enabled=None, prof_all=None, prof_ops=None, verbose=None, debug=None):
-    """Has no effect but for a warning if a log of communication is asked for."""
-    if enabled:
+    """Has no effect but for a warning if a log of communication is asked for: it is recorded from initialize() on."""
+    if enabled and not has_comm_data():
         _log_no_records("configure(enabled=True)")
 
 
 def log_summary(show_straggler=False, return_dict=False):
-    """Logs on rank 0 that there is no log of communication. A program calls it at its end."""
-    _log_no_records("log_summary()")
+    """Logs on rank 0 a table of the collectives of each engine whose config has comms_logger. `return_dict`: returns an empty dict,
+    as the table is of all collectives and not only of those of this module."""
+    if not has_comm_data():
+        _log_no_records("log_summary()")
+    for engine in _engines_that_log():
+        engine.log_communication()
     return {} if return_dict else None
 
 
 def _log_no_records(call):
     if get_rank() == 0:
-        log.warning("deepspeed.comm.%s: zerorun keeps no log of collectives: set \"wall_clock_breakdown\": true in the config for "
-                    "where the time of a step is spent, or use torch.profiler", call)
+        log.warning("deepspeed.comm.%s: no engine records its collectives: set \"comms_logger\": {\"enabled\": true} in the config",
+                    call)
+
+
+def _engines_that_log():
+    from . import _registry
+
+    return [engine for engine in _registry.living() if engine._config["logs_communication"]]
 
 
 def has_comm_data():
-    return False
+    return bool(_engines_that_log())
 
 
 def has_all_reduce_coalesced():

@@ -22,6 +22,7 @@ from .mesh import mesh_of
 from .model_facts import attention_heads, fp32_buffers
 from .model_watch import ModelWatch
 from .module_notes import explained_errors, log_conversions
+from .monitors import PackageMonitors
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
 from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
@@ -133,6 +134,7 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         if self._core.rank() == 0:
             log_conversions(model, dtypes, self.dtype)
             compare_dtype(model, self.dtype)
+        self._monitors = PackageMonitors(self._config) if self._core.rank() == 0 else None
         self._stop_recomputing = recompute(model, self._config, self._core.rank())
         if self._config["disables_gc"]:
             collector.switch_off(self)
@@ -260,6 +262,21 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
             self.optimizer.pull()
         self.optimizer.call_step_hooks(is_before=False)
         self._advance_schedule(lr_kwargs)
+        self._send_events()
+
+    def log(self, tag, value):
+        """Writes a value of the program to all monitors of the config, at the number of samples so far. `tag`: such as "eval/loss".
+        `value`: a number, or a tensor of one element, which is waited for. All ranks may call it, and that of rank 0 is written."""
+        self._core.log(tag, float(value))
+        self._send_events()
+
+    def log_communication(self):
+        """With comms_logger enabled, logs a table of rank 0's collectives so far, and returns it there; otherwise returns ""."""
+        return self._core.log_communication()
+
+    def _send_events(self):
+        if self._monitors is not None:
+            self._monitors.write(self._core.take_events())
 
     def _steps_applied(self):
         return self._core.global_steps() - self._core.skipped_steps()
@@ -347,7 +364,10 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         self.is_destroyed = True
         collector.switch_on(self)
         self._leave_model()
-        destroy_core()
+        try:
+            destroy_core()
+        finally:
+            self._send_events()
 
     def _leave_model(self):
         """Undoes what was done to the model's modules and the program's optimizer: the engine ends, or another one has taken

@@ -1,0 +1,68 @@
+"""The monitors that are Python packages: Weights & Biases and Comet. Only rank 0 has them; the engine's core writes files itself."""
+
+import importlib
+import logging
+
+log = logging.getLogger("zerorun")
+
+
+class PackageMonitors:
+    """Passes the engine's events on. Training goes on without a package that is missing or fails: one warning says so."""
+
+    def __init__(self, config):
+        self._monitors = []
+        for key, package, kind in (("wandb", "wandb", _Wandb), ("comet", "comet_ml", _Comet)):
+            if config[key] is not None:
+                self._open(key, package, kind, config[key])
+
+    def _open(self, key, package, kind, settings):
+        try:
+            module = importlib.import_module(package)
+        except ImportError as error:
+            log.warning("%s.enabled: nothing is written to it, since the package %s cannot be imported (%s): pip install %s, or enable "
+                        "csv_monitor or tensorboard", key, package, error, package)
+            return
+        try:
+            self._monitors.append((key, kind(module, settings)))
+        except Exception as error:  # noqa: BLE001: whatever the package raises
+            _warn(key, error)
+
+    def write(self, events):
+        for key, monitor in list(self._monitors):
+            try:
+                for event in events:
+                    monitor.write(*event)
+            except Exception as error:  # noqa: BLE001: whatever the package raises
+                self._monitors.remove((key, monitor))
+                _warn(key, error)
+
+
+def _warn(key, error):
+    log.warning("%s: %s: %s: training goes on without this monitor", key, type(error).__name__, error)
+
+
+class _Wandb:
+    def __init__(self, wandb, settings):
+        self._wandb = wandb
+        wandb.init(**settings)
+
+    def write(self, tag, value, samples):
+        self._wandb.log({tag: value}, step=samples)
+
+
+class _Comet:
+    def __init__(self, comet, settings):
+        settings = dict(settings)
+        self._interval = settings.pop("samples_log_interval")
+        name = settings.pop("experiment_name")
+        self._experiment = comet.start(**settings)
+        if name is not None:
+            self._experiment.set_name(name)
+        self._written = {}  # the samples at which a tag was written last
+
+    def write(self, tag, value, samples):
+        last = self._written.get(tag)
+        if last is not None and samples - last < self._interval:
+            return
+        self._written[tag] = samples
+        self._experiment.log_metric(tag, value, step=samples)
