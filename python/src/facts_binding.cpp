@@ -76,23 +76,6 @@ py::dict config_of(CoreEngine& core) {
   const Config& config = core.get().config();
   const PrecisionConfig& precision = config.precision;
   const PythonConfig& python = config.python;
-  return py::dict("train_batch_size"_a = config.batch.train_batch_size,
-                  "micro_batch_size"_a = config.batch.micro_batch_size_per_gpu,
-                  "accumulation"_a = config.batch.gradient_accumulation_steps, "stage"_a = config.zero.stage,
-                  "dtype"_a = std::string(name_of(precision.training)), "autocast"_a = precision.autocast,
-                  "recompute"_a = recomputed_modules(config.recompute),
-                  "recomputed_group"_a = config.pipeline.recomputed_group,
-                  "moves_activations"_a = config.recompute.partitioned || config.recompute.on_host,
-                  "clipping"_a = config.gradient_clipping,
-                  "dynamic_loss_scale"_a = precision.training == Dtype::fp16 && !precision.loss_scale.fixed,
-                  "optimizer"_a = config.optimizer ? std::string(name_of(*config.optimizer)) : std::string(),
-                  "has_scheduler"_a = config.scheduler.has_value(), "computes_only"_a = core.computes_only(),
-                  "managed"_a = config.managed_gradient_accumulation,
-                  "steps_per_print"_a = config.steps_per_print, "disables_gc"_a = python.disable_gc,
-                  "gathers_on_save"_a = python.gather_16bit_weights_on_model_save,
-                  "highest_momentum"_a = highest_momentum(config), "leaf_classes"_a = python.leaf_classes,
-                  "leaf_names"_a = python.leaf_names, "leaf_suffixes"_a = python.leaf_name_suffixes,
-                  "resolved"_a = config.resolved);
   return py::dict(
       "train_batch_size"_a = config.batch.train_batch_size,
       "micro_batch_size"_a = config.batch.micro_batch_size_per_gpu,
@@ -106,7 +89,7 @@ py::dict config_of(CoreEngine& core) {
       "optimizer"_a = config.optimizer ? std::string(name_of(*config.optimizer)) : std::string(),
       "has_scheduler"_a = config.scheduler.has_value(), "computes_only"_a = core.computes_only(),
       "managed"_a = config.managed_gradient_accumulation, "steps_per_print"_a = config.steps_per_print,
-      "gathers_on_save"_a = python.gather_16bit_weights_on_model_save,
+      "disables_gc"_a = python.disable_gc, "gathers_on_save"_a = python.gather_16bit_weights_on_model_save,
       "highest_momentum"_a = highest_momentum(config), "leaf_classes"_a = python.leaf_classes,
       "leaf_names"_a = python.leaf_names, "leaf_suffixes"_a = python.leaf_name_suffixes,
       "wandb"_a = wandb_of(config.monitoring.wandb), "comet"_a = comet_of(config.monitoring.comet),
