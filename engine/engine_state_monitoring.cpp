@@ -48,11 +48,13 @@ int64_t EngineState::begin_step_events(int64_t backwards) {
 
 void EngineState::report_step() {
   if (mesh.world().rank() != 0) return;
+  const int64_t interval = config.steps_per_print.value_or(kStepsPerBreakdown);
+  const bool is_due = progress.counts().global % interval == 0;
+  if (!is_due && !config.monitoring.memory_breakdown) return;
   const std::string step = "step " + std::to_string(progress.counts().global) + ": ";
   if (config.monitoring.memory_breakdown)
     log_info(step + "bytes of rank 0: " + describe(bytes_by_category()));
-  const int64_t interval = config.steps_per_print.value_or(kStepsPerBreakdown);
-  if (progress.counts().global % interval != 0) return;
+  if (!is_due) return;
   if (timer.enabled()) log_info(step + timer.report(interval));
   const std::string recomputed = recomputation ? recomputation->report() : "";
   if (!recomputed.empty()) log_info(step + recomputed);

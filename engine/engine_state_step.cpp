@@ -24,13 +24,14 @@ void EngineState::step() {
   follow_schedule();
   if (residency) residency->finish_iteration();
   const bool updates = progress.step_updates();
+  const int64_t backwards = held.backwards();
   held.end_micro_step();
   outcome.set_not_applied();
   if (!updates) return progress.end_micro_step();
 
   progress.end_window();
   flops.end();
-  const int64_t samples = begin_step_events(held.backwards());
+  const int64_t samples = begin_step_events(backwards);
   measure();
   const bool outcome_is_known = waits_for_facts();
   if (outcome_is_known) outcome.await_facts();

@@ -170,6 +170,12 @@ FlopTotals FlopCounter::totals() const {
 
 void FlopsProfiler::begin(int64_t steps) {
   if (!options_.config.enabled || !options_.is_counted || steps != options_.config.profile_step) return;
+  if (of_thread) {
+    log_warning(
+        "flops_profiler: another engine of this process counts the operations of this step: this one's are "
+        "not counted");
+    return;
+  }
   step_ = steps + 1;
   counter_ = std::make_unique<FlopCounter>(options_.asynchronous);
   begin_ = std::chrono::steady_clock::now();

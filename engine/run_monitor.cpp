@@ -29,7 +29,7 @@ RunMonitor::RunMonitor(const MonitoringConfig& config, Mesh mesh, EventSink sink
   }
   if (!writes) return;
   if (follows()) mean_ = mesh_.world().device().allocate_on_host(1, at::kDouble);
-  if (!config.comms.enabled) return;
+  if (!config.comms.enabled || (!config.comms.prof_all && config.comms.prof_ops.empty())) return;
   log_ = std::make_shared<CommunicationLog>(CommunicationLogOptions{
       .only = config.comms.prof_all ? std::vector<std::string>{} : config.comms.prof_ops,
       .verbose = config.comms.verbose,

@@ -93,8 +93,13 @@ std::optional<FittingConfig> find_fitting_config(const ordered_json& config, int
   };
   for (const Step& step : all) {
     made.push_back(step);
-    fitting = try_with(made);
-    if (fitting) break;
+    std::optional<RankPlan> plan = plan_of(changed(config, made));
+    if (!plan) {  // this configuration may not be changed in this way
+      made.pop_back();
+    } else if (plan->memory() <= memory) {
+      fitting = std::move(plan);
+      break;
+    }
   }
   if (!fitting) return std::nullopt;
   for (size_t index = 0; index + 1 < made.size();) {

@@ -18,10 +18,11 @@ using zerorun::PlanReport;
 using zerorun::PlanRequest;
 using zerorun::RankPlan;
 
-// The batch size of the job does not fit other numbers of ranks. What one rank does stays.
-ordered_json for_any_world(ordered_json config) {
+// The batch size of the job does not fit other numbers of ranks. What one rank does in a step stays.
+ordered_json for_any_world(ordered_json config, const zerorun::BatchConfig& batch) {
   config.erase("train_batch_size");
-  if (!config.contains("train_micro_batch_size_per_gpu")) config["train_micro_batch_size_per_gpu"] = 1;
+  config["train_micro_batch_size_per_gpu"] = batch.micro_batch_size_per_gpu;
+  config["gradient_accumulation_steps"] = batch.gradient_accumulation_steps;
   return config;
 }
 
@@ -30,12 +31,13 @@ class Planner {
   Planner(const PlanRequest& request, const zerorun::ModelShapes& shapes)
       : request_(request), shapes_(shapes) {}
 
+  zerorun::Config read(const std::string& config, int world_size) const {
+    return zerorun::planned_config(config, request_.config, world_size, shapes_.hidden_size);
+  }
   RankPlan plan(const std::string& config, int world_size) const {
     // Other numbers of ranks fill other numbers of hosts.
     const int on_host = request_.world_size / request_.hosts;
-    const zerorun::Config read =
-        zerorun::planned_config(config, request_.config, world_size, shapes_.hidden_size);
-    return plan_rank(shapes_, read,
+    return plan_rank(shapes_, read(config, world_size),
                      {.world_size = world_size,
                       .on_gpu = request_.on_gpu,
                       .shares_memory = !request_.on_gpu && world_size <= on_host});
@@ -67,9 +69,9 @@ int run(const PlanRequest& request) {
                     .others = {},
                     .fitting = {}};
   const int most = request.with_others ? std::max(2 * request.world_size, 8) : 0;
+  const ordered_json of_any = for_any_world(config, planner.read(text, request.world_size).batch);
   for (int ranks = 1; ranks <= most; ranks *= 2)
-    report.others.push_back(
-        {.world_size = ranks, .plan = planner.plan_if_allowed(for_any_world(config), ranks)});
+    report.others.push_back({.world_size = ranks, .plan = planner.plan_if_allowed(of_any, ranks)});
   if (!report.fits()) {
     report.fitting = zerorun::find_fitting_config(
         config, *request.memory, request.on_gpu,

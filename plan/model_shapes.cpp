@@ -38,6 +38,14 @@ std::optional<int64_t> hidden_size_beside(const std::filesystem::path& folder) {
   return std::nullopt;
 }
 
+// Masks, positions and counts are buffers. Bytes are refused as parameters: they are quantized weights.
+std::optional<at::ScalarType> dtype_of_buffer(const std::string& spelled) {
+  if (spelled == "I64") return at::kLong;
+  if (spelled == "I32") return at::kInt;
+  if (spelled == "BOOL") return at::kBool;
+  return std::nullopt;
+}
+
 TensorShape shape_of(const std::string& name, const at::Tensor& tensor) {
   return {.name = name,
           .sizes = tensor.sizes().vec(),
@@ -62,6 +70,10 @@ ModelShapes shapes_of_folder(const std::filesystem::path& path) {
       tensors, {}, [](const auto& tensor) { return std::pair(tensor.second->file, tensor.second->begin); });
   ModelShapes shapes;
   for (const auto& [name, info] : tensors) {
+    if (const auto dtype = dtype_of_buffer(info->dtype)) {
+      shapes.buffers.push_back({.name = *name, .sizes = info->shape, .dtype = *dtype, .is_trained = false});
+      continue;
+    }
     shapes.parameters.push_back(
         {.name = *name, .sizes = info->shape, .dtype = dtype_of(*name, *info, reader.file_of(*info))});
   }

@@ -34,8 +34,9 @@ Model imagine(const ModelShapes& shapes) {
   return model;
 }
 
-// Two micro-steps show all that more of them do.
+// Two micro-steps show all that more of them do. Nothing is written to the run's own files.
 Config shortened(Config config) {
+  config.monitoring = {};
   BatchConfig& batch = config.batch;
   const int64_t steps = std::min<int64_t>(batch.gradient_accumulation_steps, 2);
   batch.train_batch_size = batch.train_batch_size / batch.gradient_accumulation_steps * steps;

@@ -107,6 +107,7 @@ void Restore::restore_numbers() const {
   counts.micro = 0;
   counts.samples = counts.global * state_->config.batch.train_batch_size;
   state_->held.forget_drops();
+  state_->monitor->drop_losses();
   if (has_window()) resume_window();
   state_->schedule.resume(state_->progress.counts().applied());
   state_->schedule.ask(state_->progress.counts().applied());

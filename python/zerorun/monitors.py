@@ -18,7 +18,7 @@ class PackageMonitors:
     def _open(self, key, package, kind, settings):
         try:
             module = importlib.import_module(package)
-        except ImportError as error:
+        except Exception as error:  # noqa: BLE001: whatever the package raises
             log.warning("%s.enabled: nothing is written to it, since the package %s cannot be imported (%s): pip install %s, or enable "
                         "csv_monitor or tensorboard", key, package, error, package)
             return
