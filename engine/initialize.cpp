@@ -72,6 +72,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   check_offload_options(config, options);
   Mesh mesh = make_mesh(config, options, options.communicator ? options.communicator : connect());
   check_data_size(config, mesh);
+  check_not_on_meta(model, mesh.world().device().location());
   std::optional<DividedModel> divided;
   const auto divide = [&] { divided = divide_model(model, config, options, mesh); };
   if (mesh.sizes().pipeline > 1) {

@@ -150,6 +150,12 @@ Config planned_config(const std::string& text, const std::string& origin, int wo
   options.arguments = usual_arguments();
   options.hidden_size = hidden_size;
   Config config = parse_config(text, origin, options);
+  if (config.mesh && config.mesh->pipeline > 1) {
+    throw UserError(
+        origin +
+        ": a plan knows no pipeline stages: plan one stage's ranks with its own parameters, without "
+        "zerorun.mesh.pipeline and pipeline.stages");
+  }
   if (!config.optimizer) config.optimizer = AdamConfig();
   return config;
 }

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "tests/engine/net.h"
+#include "tests/support/expectations.h"
 #include "tests/support/rank_threads.h"
 
 namespace zerorun::testing {
@@ -101,6 +102,23 @@ TEST_CASE("Calls of initialize() that are refused by name") {
     model->last->to(torch::kDouble);
     CHECK_THROWS_WITH(initialize_with(sgd_config(1)), Contains("last.weight") && Contains("Double"));
   });
+}
+
+TEST_CASE("Tensors on the meta device are refused by name, with the remedy") {
+  struct Model : torch::nn::Module {
+    explicit Model(bool parameter_on_meta) {
+      register_parameter("weight", at::ones({3}, parameter_on_meta ? at::kMeta : at::kCPU));
+      register_buffer("scale", at::ones({3}, at::kMeta));
+    }
+  };
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    for (const auto& [on_meta, name] :
+         {std::pair(true, "parameter weight"), std::pair(false, "buffer scale")}) {
+      Model model(on_meta);
+      expect_throws([&] { make_engine(model, sgd_config(3), communicator); },
+                    std::string(name) + " is on the device \"meta\"", name);
+    }
+  }));
 }
 
 TEST_CASE("Sparse tensors of a model are refused by name, with the remedy") {
