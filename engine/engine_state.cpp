@@ -145,6 +145,7 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
       progress(config),
       held(reducer, buckets, progress, options.marks_gradients, [this] { return begin_plain_backward(); }),
       checkpoints(mesh.world()) {
+  monitor = std::make_unique<RunMonitor>(MonitoringConfig(), mesh, nullptr);  // until initialize() gives one
   // Comes before anything that may throw: the buckets have the parameters, so another engine has lost them.
   if (tensor_rule) buckets.set_rule(tensor_rule.get());
   owned.emplace(buckets.parameters(), [this](int parameter) { lose(parameter); });

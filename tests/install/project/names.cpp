@@ -54,6 +54,7 @@ zerorun::Config use_config(const fs::path& folder) {
   expect(zerorun::size_of(precision.training) == 4 &&
              zerorun::name_of(zerorun::Dtype::bf16) == std::string("bf16"),
          "dtypes");
+  expect(!zerorun::reason_against_narrow_states(zerorun::AdamConfig(), precision), "narrow states");
   const zerorun::LossScaleConfig& scale = precision.loss_scale;
   expect(!scale.fixed, "loss_scale");
   const zerorun::PythonConfig& python = config.python;
