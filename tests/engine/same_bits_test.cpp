@@ -254,7 +254,8 @@ TEST_CASE("The same bits if only gradients, only weights or only optimizer state
   for (const Precision& precision : kPartlyNarrow) {
     const Setting setting{2, precision, 1, 1};
     const RunResult reference = train(setting, {.stage = 0});
-    for (const Form& form : {Form{.stage = 1}, Form{.stage = 2, .shares_memory = true}, Form{.stage = 3},
+    for (const Form& form : {Form{.stage = 1}, Form{.stage = 2, .shares_memory = true},
+                             Form{.stage = 3, .zero = kNoneStays, .bucket_numel = kBucket},
                              Form{.stage = 2, .zero = in_files, .states_in_files = true}}) {
       CAPTURE(precision.config, form.stage, form.zero);
       const RunResult run = train(setting, form);
