@@ -54,8 +54,8 @@ void check_kinds(const Resolution& resolution, const std::vector<std::string>& n
     const auto is_kind = [&](std::string_view kind) { return name.starts_with(kind); };
     if (std::ranges::any_of(communication_kinds, is_kind)) continue;
     resolution.warn("comms_logger.prof_ops",
-                    "\"" + name +
-                        "\" records nothing: write all_reduce, all_gather, reduce_scatter, broadcast, "
+                    in_quotes(name) +
+                        " records nothing: write all_reduce, all_gather, reduce_scatter, broadcast, "
                         "barrier, send or receive");
   }
 }
