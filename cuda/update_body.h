@@ -28,7 +28,7 @@ ZERORUN_HOST_DEVICE Group<float, N> load_wide(const void* memory, Dtype dtype, i
 /// numbers.
 template <int N>
 ZERORUN_HOST_DEVICE void store_wide(void* memory, Dtype dtype, int64_t index, const Group<float, N>& values,
-                                    const RandomRounding& rounding, int which) {
+                                    RandomRounding rounding, int which) {
   if (dtype == Dtype::fp32) return store<N>(static_cast<float*>(memory) + index, values);
   Group<Bf16, N> rounded;
   ZERORUN_UNROLL
@@ -98,19 +98,17 @@ struct Update {
       if constexpr (Rule::kMoments > 2) taken.third.values[i] = element.third;
     }
     const Dtype moments = moments_dtype();
-    store_wide<N>(span.values, values_dtype(), index, taken.values, span.rounding, 0);
-    if constexpr (Rule::kMoments > 0)
-      store_wide<N>(span.first, moments, index, taken.first, span.rounding, 1);
-    if constexpr (Rule::kMoments > 1)
-      store_wide<N>(span.second, moments, index, taken.second, span.rounding, 2);
-    if constexpr (Rule::kMoments > 2)
-      store_wide<N>(span.third, moments, index, taken.third, span.rounding, 3);
+    store_wide<N>(span.values, values_dtype(), index, taken.values, rounding(), 0);
+    if constexpr (Rule::kMoments > 0) store_wide<N>(span.first, moments, index, taken.first, rounding(), 1);
+    if constexpr (Rule::kMoments > 1) store_wide<N>(span.second, moments, index, taken.second, rounding(), 2);
+    if constexpr (Rule::kMoments > 2) store_wide<N>(span.third, moments, index, taken.third, rounding(), 3);
     if (span.rounded == nullptr) return;
     if (span.rounded_dtype == Dtype::bf16) round_to<Bf16>(index, taken.values);
     if (span.rounded_dtype == Dtype::fp16) round_to<Fp16>(index, taken.values);
   }
 
  private:
+  ZERORUN_HOST_DEVICE RandomRounding rounding() const { return kWide ? RandomRounding() : span.rounding; }
   // Constants if kWide, so that the compiler drops what bfloat16 state needs.
   ZERORUN_HOST_DEVICE Dtype values_dtype() const { return kWide ? Dtype::fp32 : span.values_dtype; }
   ZERORUN_HOST_DEVICE Dtype moments_dtype() const { return kWide ? Dtype::fp32 : span.moments_dtype; }
