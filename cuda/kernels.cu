@@ -157,12 +157,12 @@ cudaError_t scale(const Launch& launch, Target to, Source from, int64_t numel, f
   });
 }
 
-template <bool kWide, typename Rule>
+template <typename State, typename Rule>
 cudaError_t update_by(const Launch& launch, const Rule& rule, const UpdateSpan& span,
                       const StepFacts* facts) {
   return with_type(span.gradient_dtype, [&](auto gradient_type) {
-    using Body = Update<Rule, typename decltype(gradient_type)::type, kWide>;
-    return start_for(launch, span.numel, update_kernel<Body>, Body{rule, span}, facts);
+    using Body = Update<Rule, typename decltype(gradient_type)::type, State>;
+    return start_for(launch, span.numel, update_kernel<Body>, Body(rule, span), facts);
   });
 }
 
@@ -219,8 +219,8 @@ cudaError_t update(const Launch& launch, const UpdateRule& rule, const UpdateSpa
                    const StepFacts* facts) {
   return std::visit(
       [&](const auto& formula) {
-        return span.is_all_float32() ? update_by<true>(launch, formula, span, facts)
-                                     : update_by<false>(launch, formula, span, facts);
+        return span.is_all_float32() ? update_by<WideState>(launch, formula, span, facts)
+                                     : update_by<NarrowState>(launch, formula, span, facts);
       },
       rule);
 }

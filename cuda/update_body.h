@@ -13,43 +13,93 @@
 
 namespace zerorun::cuda {
 
-/// Loads N elements of `dtype`, float32 or bfloat16.
-template <int N>
-ZERORUN_HOST_DEVICE Group<float, N> load_wide(const void* memory, Dtype dtype, int64_t index) {
-  if (dtype == Dtype::fp32) return load<N>(static_cast<const float*>(memory) + index);
-  const Group<Bf16, N> narrow_values = load<N>(static_cast<const Bf16*>(memory) + index);
-  Group<float, N> values;
-  ZERORUN_UNROLL
-  for (int i = 0; i < N; ++i) values.values[i] = widen(narrow_values.values[i]);
-  return values;
-}
+// The arrays of values and moments, number 0 and numbers 1 to 3; null beyond the rule's moments. load() and
+// store() work on N elements of one of them.
 
-/// Stores N elements as `dtype`, float32 or bfloat16. `which` of the element's states this is: its random
-/// numbers.
-template <int N>
-ZERORUN_HOST_DEVICE void store_wide(void* memory, Dtype dtype, int64_t index, const Group<float, N>& values,
-                                    RandomRounding rounding, int which) {
-  if (dtype == Dtype::fp32) return store<N>(static_cast<float*>(memory) + index, values);
-  Group<Bf16, N> rounded;
-  ZERORUN_UNROLL
-  for (int i = 0; i < N; ++i) {
-    rounded.values[i] =
-        rounding.is_on
-            ? Bf16{bf16_at_random(values.values[i], bits_of_element(rounding, index + i) >> (16 * which))}
-            : narrow<Bf16>(values.values[i]);
+/// All arrays are float32.
+struct WideState {
+  float* arrays[4];
+
+  explicit WideState(const UpdateSpan& span)
+      : arrays{static_cast<float*>(span.values), static_cast<float*>(span.first),
+               static_cast<float*>(span.second), static_cast<float*>(span.third)} {}
+
+  Array array(int number) const { return {arrays[number], sizeof(float)}; }
+  template <int number, int N>
+  ZERORUN_HOST_DEVICE Group<float, N> load_from(int64_t index) const {
+    return load<N>(arrays[number] + index);
   }
-  store<N>(static_cast<Bf16*>(memory) + index, rounded);
-}
+  template <int number, int N>
+  ZERORUN_HOST_DEVICE void store_to(int64_t index, const Group<float, N>& values) const {
+    store<N>(arrays[number] + index, values);
+  }
+};
+
+/// Values, moments or both are bfloat16. They are rounded as UpdateSpan::rounding says.
+struct NarrowState {
+  void* arrays[4];
+  Dtype values_dtype;
+  Dtype moments_dtype;
+  RandomRounding rounding;
+
+  explicit NarrowState(const UpdateSpan& span)
+      : arrays{span.values, span.first, span.second, span.third},
+        values_dtype(span.values_dtype),
+        moments_dtype(span.moments_dtype),
+        rounding(span.rounding) {}
+
+  Array array(int number) const {
+    return {arrays[number], size_of(number == 0 ? values_dtype : moments_dtype)};
+  }
+  template <int number, int N>
+  ZERORUN_HOST_DEVICE Group<float, N> load_from(int64_t index) const {
+    if (is_float32<number>()) return load<N>(static_cast<const float*>(arrays[number]) + index);
+    const Group<Bf16, N> narrow_values = load<N>(static_cast<const Bf16*>(arrays[number]) + index);
+    Group<float, N> values;
+    ZERORUN_UNROLL
+    for (int i = 0; i < N; ++i) values.values[i] = widen(narrow_values.values[i]);
+    return values;
+  }
+  template <int number, int N>
+  ZERORUN_HOST_DEVICE void store_to(int64_t index, const Group<float, N>& values) const {
+    if (is_float32<number>()) return store<N>(static_cast<float*>(arrays[number]) + index, values);
+    Group<Bf16, N> rounded;
+    ZERORUN_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const float value = values.values[i];
+      rounded.values[i] =
+          rounding.is_on ? Bf16{bf16_at_random(value, bits_of_element(rounding, index + i) >> (16 * number))}
+                         : narrow<Bf16>(value);
+    }
+    store<N>(static_cast<Bf16*>(arrays[number]) + index, rounded);
+  }
+
+ private:
+  template <int number>
+  ZERORUN_HOST_DEVICE bool is_float32() const {
+    return (number == 0 ? values_dtype : moments_dtype) == Dtype::fp32;
+  }
+};
 
 /// One optimizer step of `rule` on gradients multiplied by StepFacts::factor. Also writes the new values,
-/// rounded, to `rounded`. kWide: values and moments are float32; otherwise each may be bfloat16.
-template <typename Rule, typename Gradient, bool kWide>
+/// rounded, to `rounded`. State: WideState or NarrowState.
+template <typename Rule, typename Gradient, typename State>
 struct Update {
   static constexpr int kWidth = kWidthOf<float, Gradient>;
   static constexpr int kAhead = 1;  // one group already has up to five loads in flight
   Rule rule;
-  UpdateSpan span;   // first to third: null if the rule does not have this moment
+  const Gradient* gradient;
+  State state;
+  void* rounded;  // null: rounded values are not written
+  Dtype rounded_dtype;
   float factor = 0;  // StepFacts::factor
+
+  Update(const Rule& formula, const UpdateSpan& span)
+      : rule(formula),
+        gradient(static_cast<const Gradient*>(span.gradient)),
+        state(span),
+        rounded(span.rounded),
+        rounded_dtype(span.rounded_dtype) {}
 
   template <int N>
   struct Taken {
@@ -61,25 +111,23 @@ struct Update {
   };
 
   Division division(int64_t numel) const {
-    const int64_t moment = size_of(span.moments_dtype);
     return divide(numel, kWidth,
-                  {{span.gradient, sizeof(Gradient)},
-                   {span.values, size_of(span.values_dtype)},
-                   {span.first, moment},
-                   {span.second, moment},
-                   {span.third, moment},
-                   {span.rounded, sizeof(uint16_t)}});
+                  {{gradient, sizeof(Gradient)},
+                   state.array(0),
+                   state.array(1),
+                   state.array(2),
+                   state.array(3),
+                   {rounded, sizeof(uint16_t)}});
   }
 
   template <int N>
   ZERORUN_HOST_DEVICE Taken<N> take(int64_t index) const {
-    const Dtype moments = moments_dtype();
     Taken<N> taken;
-    taken.gradient = load<N>(static_cast<const Gradient*>(span.gradient) + index);
-    taken.values = load_wide<N>(span.values, values_dtype(), index);
-    if constexpr (Rule::kMoments > 0) taken.first = load_wide<N>(span.first, moments, index);
-    if constexpr (Rule::kMoments > 1) taken.second = load_wide<N>(span.second, moments, index);
-    if constexpr (Rule::kMoments > 2) taken.third = load_wide<N>(span.third, moments, index);
+    taken.gradient = load<N>(gradient + index);
+    taken.values = state.template load_from<0, N>(index);
+    if constexpr (Rule::kMoments > 0) taken.first = state.template load_from<1, N>(index);
+    if constexpr (Rule::kMoments > 1) taken.second = state.template load_from<2, N>(index);
+    if constexpr (Rule::kMoments > 2) taken.third = state.template load_from<3, N>(index);
     return taken;
   }
 
@@ -97,28 +145,22 @@ struct Update {
       if constexpr (Rule::kMoments > 1) taken.second.values[i] = element.second;
       if constexpr (Rule::kMoments > 2) taken.third.values[i] = element.third;
     }
-    const Dtype moments = moments_dtype();
-    store_wide<N>(span.values, values_dtype(), index, taken.values, rounding(), 0);
-    if constexpr (Rule::kMoments > 0) store_wide<N>(span.first, moments, index, taken.first, rounding(), 1);
-    if constexpr (Rule::kMoments > 1) store_wide<N>(span.second, moments, index, taken.second, rounding(), 2);
-    if constexpr (Rule::kMoments > 2) store_wide<N>(span.third, moments, index, taken.third, rounding(), 3);
-    if (span.rounded == nullptr) return;
-    if (span.rounded_dtype == Dtype::bf16) round_to<Bf16>(index, taken.values);
-    if (span.rounded_dtype == Dtype::fp16) round_to<Fp16>(index, taken.values);
+    state.template store_to<0>(index, taken.values);
+    if constexpr (Rule::kMoments > 0) state.template store_to<1>(index, taken.first);
+    if constexpr (Rule::kMoments > 1) state.template store_to<2>(index, taken.second);
+    if constexpr (Rule::kMoments > 2) state.template store_to<3>(index, taken.third);
+    if (rounded == nullptr) return;
+    if (rounded_dtype == Dtype::bf16) round_to<Bf16>(index, taken.values);
+    if (rounded_dtype == Dtype::fp16) round_to<Fp16>(index, taken.values);
   }
 
  private:
-  ZERORUN_HOST_DEVICE RandomRounding rounding() const { return kWide ? RandomRounding() : span.rounding; }
-  // Constants if kWide, so that the compiler drops what bfloat16 state needs.
-  ZERORUN_HOST_DEVICE Dtype values_dtype() const { return kWide ? Dtype::fp32 : span.values_dtype; }
-  ZERORUN_HOST_DEVICE Dtype moments_dtype() const { return kWide ? Dtype::fp32 : span.moments_dtype; }
-
   template <typename To, int N>
   ZERORUN_HOST_DEVICE void round_to(int64_t index, const Group<float, N>& results) const {
     Group<To, N> result;
     ZERORUN_UNROLL
     for (int i = 0; i < N; ++i) result.values[i] = narrow<To>(results.values[i]);
-    store<N>(static_cast<To*>(span.rounded) + index, result);
+    store<N>(static_cast<To*>(rounded) + index, result);
   }
 };
 

@@ -1,7 +1,6 @@
 #include "tests/cuda/body_device.h"
 
 #include <array>
-#include <type_traits>
 #include <vector>
 
 #include "cuda/kernel_bodies.h"
@@ -131,17 +130,19 @@ void BodyDevice::update(const UpdateRule& rule, const UpdateTensors& tensors, co
   const auto& known = *memory_of<StepFacts>(facts);
   if (known.apply == 0) return;
   const UpdateSpan span = span_of(tensors);
-  auto run_body = [&](auto is_wide, const auto& formula) {
+  auto run_body = [&]<typename State>(const auto& formula) {
     with_type(tensors.gradient, [&](auto type) {
       using Gradient = typename decltype(type)::type;
-      using Body = cuda::Update<std::decay_t<decltype(formula)>, Gradient, is_wide>;
-      run_all(Body{formula, span, known.factor}, span.numel, threads_, [](const Body&) {});
+      using Body = cuda::Update<std::decay_t<decltype(formula)>, Gradient, State>;
+      Body body(formula, span);
+      body.factor = known.factor;
+      run_all(body, span.numel, threads_, [](const Body&) {});
     });
   };
   std::visit(
       [&](const auto& formula) {
-        if (span.is_all_float32()) return run_body(std::true_type(), formula);
-        run_body(std::false_type(), formula);
+        if (span.is_all_float32()) return run_body.template operator()<cuda::WideState>(formula);
+        run_body.template operator()<cuda::NarrowState>(formula);
       },
       rule);
 }
