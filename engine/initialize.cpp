@@ -53,6 +53,23 @@ void log_adam(const Config& config) {
   log_info("optimizer \"Adam\" decouples weight decay as AdamW does; with \"adam_w_mode\": false it is L2");
 }
 
+// Rank 0 says what the config's readers and initialize() have found.
+void log_start(const Config& config, const InitializeOptions& options, bool is_divided, bool lacks_windows) {
+  for (const std::string& warning : config.warnings) log_warning(warning);
+  if (options.log_config) {
+    for (const std::string& note : config.notes) log_info(note);
+  }
+  if (lacks_windows)
+    log_warning("pipeline.reduce \"window\" has no effect: the program gives no list of layers");
+  if (!is_divided && config.pipeline.recomputed_group > 0)
+    log_warning("pipeline.activation_checkpoint_interval has no effect: the program gives no list of layers");
+  for (const std::string& warning : warnings_of_monitors(config.monitoring, options.event_sink != nullptr))
+    log_warning(warning);
+  if (config.monitoring.dump_state) log_info("settings of the config\n" + config.resolved);
+  log_adam(config);
+  log_precision(config.precision);
+}
+
 // An engine that only computes has an optimizer without parameters.
 Config without_optimizer(Config config) {
   config.optimizer = SgdConfig();
@@ -93,22 +110,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   auto monitor = std::make_unique<RunMonitor>(config.monitoring, mesh, options.event_sink);
   split_parameters(parameters, model, config, options, mesh);
   write_resolved_config(config, options.output_folder, mesh.world());
-  if (mesh.world().rank() == 0) {
-    for (const std::string& warning : config.warnings) log_warning(warning);
-    if (options.log_config) {
-      for (const std::string& note : config.notes) log_info(note);
-    }
-    if (lacks_windows)
-      log_warning("pipeline.reduce \"window\" has no effect: the program gives no list of layers");
-    if (!divided && config.pipeline.recomputed_group > 0)
-      log_warning(
-          "pipeline.activation_checkpoint_interval has no effect: the program gives no list of layers");
-    for (const std::string& warning : warnings_of_monitors(config.monitoring, options.event_sink != nullptr))
-      log_warning(warning);
-    if (config.monitoring.dump_state) log_info("settings of the config\n" + config.resolved);
-    log_adam(config);
-    log_precision(config.precision);
-  }
+  if (mesh.world().rank() == 0) log_start(config, options, divided.has_value(), lacks_windows);
   WholeModel whole;
   std::vector<TensorElsewhere> elsewhere;
   if (divided) {

@@ -212,20 +212,6 @@ int own_group(int given, const std::string& name, const at::Tensor& tensor, cons
 
 }  // namespace
 
-void check_not_on_meta(const Model& model, c10::Device of_ranks) {
-  if (of_ranks.is_meta()) return;
-  for (const auto& [kind, tensors] :
-       {std::pair("parameter ", &model.parameters), std::pair("buffer ", &model.buffers),
-        std::pair("buffer ", &model.unsaved_buffers)}) {
-    for (const auto& [name, tensor] : *tensors) {
-      if (!tensor.is_meta() || is_deferred(tensor)) continue;
-      throw UserError(kind + name +
-                      " is on the device \"meta\" and has no values: build the model on the CPU, or under a "
-                      "DeferredInit, which takes no memory either");
-    }
-  }
-}
-
 ModelParameters collect_parameters(const Model& model, const Config& config, const InitializeOptions& options,
                                    const std::function<bool(const at::Tensor&)>& may_lack_group) {
   if (c10::InferenceMode::is_enabled()) {

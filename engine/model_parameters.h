@@ -50,10 +50,6 @@ struct WholeModel {
 ModelParameters collect_parameters(const Model& model, const Config& config, const InitializeOptions& options,
                                    const std::function<bool(const at::Tensor&)>& may_lack_group = {});
 
-/// Throws UserError for a tensor of the model that is on LibTorch's meta device and so has no values, unless
-/// the ranks are on that device too (plan/).
-void check_not_on_meta(const Model& model, c10::Device of_ranks);
-
 /// Throws UserError on every rank of the job unless all have the same `settings` (text), and the ranks of
 /// each data group, with a tensor plan also those of each tensor group, and with a pipeline all ranks, the
 /// same parameters. Call this with the whole model's.

@@ -12,6 +12,7 @@
 #include "engine/pipeline_division.h"
 #include "optim/client_optimizer.h"
 #include "optim/torch_optimizers.h"
+#include "zero/deferred_init.h"
 #include "zero/stage.h"
 
 namespace zerorun {
@@ -20,6 +21,20 @@ StagePolicy policy_of(const Config& config) {
   StagePolicy policy = policy_of(config.zero.stage);
   if (config.pipeline.reduces_by_window) policy.reduce_every_backward = false;
   return policy;
+}
+
+void check_not_on_meta(const Model& model, c10::Device of_ranks) {
+  if (of_ranks.is_meta()) return;
+  for (const auto& [kind, tensors] :
+       {std::pair("parameter ", &model.parameters), std::pair("buffer ", &model.buffers),
+        std::pair("buffer ", &model.unsaved_buffers)}) {
+    for (const auto& [name, tensor] : *tensors) {
+      if (!tensor.is_meta() || is_deferred(tensor)) continue;
+      throw UserError(kind + name +
+                      " is on the device \"meta\" and has no values: build the model on the CPU, or under a "
+                      "DeferredInit, which takes no memory either");
+    }
+  }
 }
 
 void check_one_optimizer(const Config& config, const InitializeOptions& options) {

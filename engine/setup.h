@@ -18,6 +18,10 @@ namespace zerorun {
 /// What the run's ZeRO stage does, with the config's choice for pipelines.
 StagePolicy policy_of(const Config& config);
 
+/// Throws UserError for a tensor of the model that is on LibTorch's meta device and so has no values, unless
+/// the ranks are on that device too (plan/).
+void check_not_on_meta(const Model& model, c10::Device of_ranks);
+
 /// Throws UserError unless exactly one of config and options has an optimizer, and this optimizer can work on
 /// shards.
 void check_one_optimizer(const Config& config, const InitializeOptions& options);

@@ -14,7 +14,7 @@ namespace zerorun {
 UpdateRule update_rule_of(const OptimizerConfig& config, int64_t step);
 
 /// Returns torch.optim's names of the optimizer's moments, in the order of the update rule. A moment has one
-/// float per element. Muon's rule does not read its moment: the direction is computed from the moment
+/// number per element. Muon's rule does not read its moment: the direction is computed from the moment
 /// before the rule is applied.
 std::vector<const char*> moments_of(const OptimizerConfig& config);
 

@@ -1,5 +1,6 @@
 // zerorun_plan: the program that `zerorun plan` becomes. It plans a training without running it.
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -69,8 +70,9 @@ int run(const PlanRequest& request) {
                     .others = {},
                     .fitting = {}};
   const int most = request.with_others ? std::max(2 * request.world_size, 8) : 0;
+  const auto fewest = std::bit_floor(static_cast<unsigned>(std::max(request.world_size / 8, 1)));
   const ordered_json of_any = for_any_world(config, planner.read(text, request.world_size).batch);
-  for (int ranks = 1; ranks <= most; ranks *= 2)
+  for (int ranks = static_cast<int>(fewest); ranks <= most; ranks *= 2)
     report.others.push_back({.world_size = ranks, .plan = planner.plan_if_allowed(of_any, ranks)});
   if (!report.fits()) {
     report.fitting = zerorun::find_fitting_config(

@@ -22,7 +22,7 @@ from .mesh import mesh_of
 from .model_facts import attention_heads, fp32_buffers
 from .model_watch import ModelWatch
 from .module_notes import explained_errors, log_conversions
-from .monitors import PackageMonitors
+from .monitors import Monitored, PackageMonitors
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
 from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
@@ -70,7 +70,7 @@ def _class_for(model):
     return PipelineEngine if isinstance(model, PipelineModule) else Engine
 
 
-class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
+class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
     """Calls the model and runs ZeRO on its parameters. A model has one engine on each rank, used by one thread at a time."""
 
     def __init__(self, model, config_text, origin, config=None, optimizer=None, model_parameters=None, lr_scheduler=None,
@@ -263,20 +263,6 @@ class Engine(Facts, Checkpoints, Weights, torch.nn.Module):
         self.optimizer.call_step_hooks(is_before=False)
         self._advance_schedule(lr_kwargs)
         self._send_events()
-
-    def log(self, tag, value):
-        """Writes a value of the program to all monitors of the config, at the number of samples so far. `tag`: such as "eval/loss".
-        `value`: a number, or a tensor of one element, which is waited for. All ranks may call it, and that of rank 0 is written."""
-        self._core.log(tag, float(value))
-        self._send_events()
-
-    def log_communication(self):
-        """With comms_logger enabled, logs a table of rank 0's collectives so far, and returns it there; otherwise returns ""."""
-        return self._core.log_communication()
-
-    def _send_events(self):
-        if self._monitors is not None:
-            self._monitors.write(self._core.take_events())
 
     def _steps_applied(self):
         return self._core.global_steps() - self._core.skipped_steps()

@@ -37,6 +37,24 @@ class PackageMonitors:
                 _warn(key, error)
 
 
+class Monitored:
+    """The part of an engine that its monitors see."""
+
+    def log(self, tag, value):
+        """Writes a value of the program to all monitors of the config, at the number of samples so far. `tag`: such as "eval/loss".
+        `value`: a number, or a tensor of one element, which is waited for. All ranks may call it, and that of rank 0 is written."""
+        self._core.log(tag, float(value))
+        self._send_events()
+
+    def log_communication(self):
+        """With comms_logger enabled, logs a table of rank 0's collectives so far, and returns it there; otherwise returns ""."""
+        return self._core.log_communication()
+
+    def _send_events(self):
+        if self._monitors is not None:
+            self._monitors.write(self._core.take_events())
+
+
 def _warn(key, error):
     log.warning("%s: %s: %s: training goes on without this monitor", key, type(error).__name__, error)
 
