@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "activations/forward_state.h"
 #include "base/error.h"
 #include "base/heap.h"
 #include "base/log.h"
@@ -70,6 +71,14 @@ void log_start(const Config& config, const InitializeOptions& options, bool is_d
   log_precision(config.precision);
 }
 
+// The forwards of the pipeline's example, if it has one: layers that do not fit together are found here.
+void try_layers(EngineState& state, const Pipeline& pipeline) {
+  if (!pipeline.example) return;
+  const GeneratorStates generators({state.mesh.world().device().location()});
+  state.eval_batch({&*pipeline.example, 1});
+  generators.restore();
+}
+
 // An engine that only computes has an optimizer without parameters.
 Config without_optimizer(Config config) {
   config.optimizer = SgdConfig();
@@ -125,6 +134,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   if (divided) state->start_pipeline(std::move(*divided), std::move(whole), options);
   log_offload(config, state->store, state->mesh.world());
   state->flops.begin(0);
+  if (state->stage) try_layers(*state, *options.pipeline);
   return_freed_memory();  // memory that parameters had before they moved into buckets
   return Engine(std::move(state));
 }

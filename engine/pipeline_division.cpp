@@ -184,6 +184,7 @@ std::string describe_pipeline(const InitializeOptions& options) {
   std::string text = " pipeline";
   for (const PipelineLayer& layer : options.pipeline->layers)
     text += " " + layer.name + ":" + std::to_string(layer.tensors.size());
+  if (options.pipeline->example) text += " with an example";
   if (const auto& cut = options.pipeline->cut) {
     text += std::string(" by ") + name_of(cut->by);
     for (const double seconds : cut->seconds) text += " " + std::to_string(seconds);

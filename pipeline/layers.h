@@ -41,18 +41,21 @@ PipelineLayer layer_of(std::string name, Module& module) {
           .forward = [&module](const Tensors& inputs) { return Tensors{module.forward(inputs.at(0))}; }};
 }
 
-struct Pipeline {
-  std::vector<PipelineLayer> layers;
-  /// The loss of one micro-batch from the outputs of the last layer: a tensor of one element.
-  std::function<at::Tensor(const Tensors& outputs, const Tensors& labels)> loss;
-  std::optional<PipelineCut> cut = {};  // default: as the config's pipeline.partition says
-};
-
 /// The samples of one data rank in one micro-step. Only the first stage uses `inputs`, and only the last one
 /// `labels`.
 struct MicroBatch {
   Tensors inputs;
   Tensors labels;
+};
+
+struct Pipeline {
+  std::vector<PipelineLayer> layers;
+  /// The loss of one micro-batch from the outputs of the last layer: a tensor of one element.
+  std::function<at::Tensor(const Tensors& outputs, const Tensors& labels)> loss;
+  std::optional<PipelineCut> cut = {};  // default: as the config's pipeline.partition says
+  /// If given, initialize() runs the forwards and the loss of this micro-batch, in evaluation mode, so that
+  /// layers that do not fit together are found there. On all ranks, or on none.
+  std::optional<MicroBatch> example = {};
 };
 
 /// Where each stage's layers begin: stage s has layers begins[s] to begins[s + 1]. `cut` is set. Throws

@@ -120,6 +120,38 @@ TEST_CASE("Layers that do not fit together: the error has both names and what pa
   }));
 }
 
+TEST_CASE("With an example initialize() finds layers that do not fit, and else changes nothing") {
+  const int stage = GENERATE(1, 3);
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    const std::string config = decoder_config(stage, kSgd, 2);
+    const auto trained = [&](bool has_example) {
+      Decoder model(kSmall);
+      Pipeline pipeline = pipeline_of(model);
+      if (has_example) pipeline.example = window_of(kSmall, 9, 1, 0)[0];
+      Engine engine = divided_engine(model, config, {1, 1, 2}, communicator, pipeline);
+      expect(model->is_training() && engine.global_samples() == 0, "nothing is trained");
+      return train_divided(engine, model, 2, 0);
+    };
+    const TrainedDecoder with = trained(true);
+    const TrainedDecoder without = trained(false);
+    expect(with.losses == without.losses && with.norms == without.norms, "the same training");
+
+    Decoder model(kSmall);
+    Pipeline pipeline = pipeline_of(model);
+    pipeline.example = window_of(kSmall, 0, 1, 0)[0];
+    pipeline.layers[2].forward = [forward = pipeline.layers[2].forward](const Tensors& inputs) {
+      return Tensors{forward(inputs)[0].slice(-1, 0, 7)};
+    };
+    expect_throws(
+        [&] {
+          divided_engine(model, config, {1, 1, 2}, communicator, pipeline);
+        },
+        communicator->rank() == 1 ? "in layer layers.2 of pipeline stage 1, which layer layers.1 gives"
+                                  : "rank 1 cannot go on",
+        "initialize()");
+  }));
+}
+
 TEST_CASE("An exception in any phase of a window ends it on all ranks, long before the deadline") {
   const auto begin = std::chrono::steady_clock::now();
   const bool in_forward = GENERATE(true, false);
