@@ -1,26 +1,13 @@
 #include "base/join_board.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdlib>
 #include <mutex>
 
 namespace zerorun {
 namespace {
 
-constexpr char kName[] = "zerorun joins";
-
-// A variable that has outlived its launcher may lead to another process's file.
-bool is_board(int fd) {
-  std::array<char, 64> link{};
-  const std::string path = "/proc/self/fd/" + std::to_string(fd);
-  const ssize_t size = ::readlink(path.c_str(), link.data(), link.size());
-  return size > 0 &&
-         std::string(link.data(), static_cast<size_t>(size)).starts_with(std::string("/memfd:") + kName);
-}
+constexpr char kJoinsFile[] = "zerorun joins";
 
 // Joins of this process, and those of them that have ended.
 struct Count {
@@ -34,10 +21,8 @@ Count& count() {
 }
 
 void show(int local_rank, int world_size, const Count& count) {
-  const char* path = std::getenv(kBoardVariable);
-  if (path == nullptr || *path == '\0') return;
-  const UniqueFd fd(::open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.is_open() || !is_board(fd.get())) return;
+  const UniqueFd fd = open_rank_file(kBoardVariable, kJoinsFile);
+  if (!fd.is_open()) return;
   const Joins value = {2 * count.begun - (count.begun > count.ended ? 1 : 0),
                        static_cast<uint32_t>(world_size)};
   // A failure only means that the launcher does not see this rank.
@@ -47,20 +32,11 @@ void show(int local_rank, int world_size, const Count& count) {
 
 }  // namespace
 
-JoinBoard::JoinBoard(int ranks) : file_(::memfd_create(kName, MFD_CLOEXEC)) {
-  if (file_.is_open() && ::ftruncate(file_.get(), static_cast<off_t>(sizeof(Joins)) * ranks) != 0)
-    file_.reset();
-}
-
-std::string JoinBoard::path() const {
-  if (!file_.is_open()) return {};
-  return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(file_.get());
-}
+JoinBoard::JoinBoard(int ranks) : file_(kJoinsFile, sizeof(Joins), ranks) {}
 
 Joins JoinBoard::joins(int local_rank) const {
   Joins value;
-  const off_t place = static_cast<off_t>(sizeof value) * local_rank;
-  return ::pread(file_.get(), &value, sizeof value, place) == sizeof value ? value : Joins{};
+  return file_.read(local_rank, &value) ? value : Joins{};
 }
 
 Joining::Joining(int local_rank, int world_size) : local_rank_(local_rank), world_size_(world_size) {

@@ -1,12 +1,11 @@
 // Shows the launcher which ranks of its host wait for others to join, so that it can end a job in which one
-// of them has ended without joining. One entry for each rank of the host, in an anonymous memory file of the
-// launcher: ranks find it by a path in their environment, so it reaches them through any wrapper.
+// of them has ended without joining.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "base/unique_fd.h"
+#include "base/rank_file.h"
 
 namespace zerorun {
 
@@ -27,11 +26,11 @@ class JoinBoard {
   explicit JoinBoard(int ranks);
 
   /// The path for kBoardVariable; empty if there is no board.
-  std::string path() const;
+  std::string path() const { return file_.path(); }
   Joins joins(int local_rank) const;
 
  private:
-  UniqueFd file_;
+  RankFile file_;
 };
 
 /// A rank's side: this process joins the job as long as this object exists. Does nothing without a board.

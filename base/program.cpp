@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -11,6 +12,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/memory_report.h"
 
 namespace zerorun {
 namespace {
@@ -21,8 +23,8 @@ static_assert(std::atomic<bool>::is_always_lock_free, "it is written by a signal
 
 // LibTorch appends its C++ backtrace to what(): the text before it is the message.
 std::string without_backtrace(std::string message) {
-  auto backtrace = message.find("\nException raised from");
-  if (backtrace != std::string::npos) message.resize(backtrace);
+  for (const char* start : {"\nException raised from", "\nframe #0: "})
+    message.resize(std::min(message.find(start), message.size()));
   return message;
 }
 
@@ -94,7 +96,7 @@ int run_program(const std::function<int()>& body) {
   } catch (const TrainingError& error) {
     return tell_once(rank, error.what(), 1);
   } catch (const std::exception& error) {
-    tell(rank, without_backtrace(error.what()));
+    tell(rank, without_backtrace(error.what()) + memory_report_of(error.what()));
     return 1;
   }
 }

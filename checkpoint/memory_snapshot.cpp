@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/memory_report.h"
 
 namespace zerorun::checkpoint {
 
@@ -19,6 +20,7 @@ int64_t MemorySnapshot::keep() {
   const std::lock_guard lock(mutex_);
   if (is_kept_) return 0;
   const auto rest = live_.subspan(static_cast<size_t>(taken_));
+  const AllocatingFor scope(MemoryUse::checkpoint, static_cast<int64_t>(rest.size()));
   kept_ = std::make_unique_for_overwrite<std::byte[]>(rest.size());
   std::memcpy(kept_.get(), rest.data(), rest.size());
   kept_from_ = taken_;

@@ -59,6 +59,21 @@ BytesByCategory EngineState::bytes_by_category() const {
   return bytes;
 }
 
+BytesByUse EngineState::bytes_by_use() const {
+  const BytesByCategory bytes = bytes_by_category();
+  BytesByUse by_use{};
+  const auto set = [&](MemoryUse use, int64_t value) { by_use[static_cast<size_t>(use)] = value; };
+  set(MemoryUse::parameters, bytes.parameters);
+  set(MemoryUse::gradients, bytes.gradients);
+  set(MemoryUse::master, bytes.master);
+  set(MemoryUse::moments, bytes.moments);
+  set(MemoryUse::buckets, bytes.buckets);
+  set(MemoryUse::buffers, bytes.buffers);
+  set(MemoryUse::gathered, bytes.gathered);
+  set(MemoryUse::on_host, bytes.on_host);
+  return by_use;
+}
+
 BytesByCategory Engine::bytes_by_category() const {
   return state_->bytes_by_category();
 }

@@ -15,6 +15,7 @@
 #include "base/program.h"
 #include "comm/agreement.h"
 #include "engine/memory_check.h"
+#include "engine/memory_remedies.h"
 #include "engine/optimizer_groups.h"
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/setup.h"
@@ -120,6 +121,8 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
       has_tensor_plan(parameters.has_tensor_plan),
       policy(policy_of(config)),
       averaging(averaging_of(config, mesh.data().world_size())),
+      memory(mesh.world().rank(), mesh.data().device().streams().asynchronous(),
+             remedies_of(config, mesh.data().world_size(), mesh.data().device().streams().asynchronous())),
       optimizer_name(name_of_optimizer(config, options)),
       store(make_store(parameters, config, options, bucket_options(config, policy, mesh, parameters), mesh)),
       buckets(bucketed(parameters), store, mesh.data(), bucket_options(config, policy, mesh, parameters)),
@@ -197,6 +200,7 @@ EngineState::~EngineState() {
 }
 
 std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOptions& options) {
+  const AllocatingFor use(MemoryUse::buckets);
   std::vector<Shard> shards = shard_states.shards();
   Device& device = host_update ? mesh.data().device().host() : mesh.data().device();
   auto borrow = [this](const Shard& shard, const char* name) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "activations/forward_state.h"
+#include "base/memory_report.h"
 #include "comm/mesh.h"
 #include "engine/flops_profiler.h"
 #include "engine/held_gradients.h"
@@ -148,6 +149,7 @@ struct EngineState {
   /// with it. `backwards`: of this rank, in the step.
   int64_t begin_step_events(int64_t backwards);
   BytesByCategory bytes_by_category() const;
+  BytesByUse bytes_by_use() const;
   /// Called when another engine takes a parameter: hooks and marks of this one may not disturb it.
   void lose(int parameter);
   /// Called before the program writes to this rank's slice of the bucket. Any thread.
@@ -174,6 +176,7 @@ struct EngineState {
   bool has_tensor_plan;  // tensor ranks share the model
   StagePolicy policy;
   Averaging averaging;
+  MemoryMeter memory;
   std::string optimizer_name;  // "AdamW": of the config's optimizer or of the program's own
   SliceStore store;
   Buckets buckets;

@@ -45,6 +45,7 @@ void note_scaled_backwards(const at::Tensor& scaled, std::weak_ptr<EngineState> 
 void EngineState::run_backward(const Tensors& roots, const Tensors& gradients, bool retain_graph,
                                bool create_graph) {
   StepTimer::Scope scope(timer, Phase::backward);
+  memory.update(bytes_by_use());
   reducer.start_backward(progress.is_last_backward());
   try {
     torch::autograd::backward(roots, gradients, retain_graph, create_graph);
@@ -105,6 +106,7 @@ BackwardPasses::Start EngineState::begin_plain_backward() try {
         "loss.backward() under fp16 training without the loss scale: call engine.scale(loss).backward(), or "
         "engine.backward(loss)");
   }
+  memory.update(bytes_by_use());
   const auto steps = static_cast<double>(config.batch.gradient_accumulation_steps);
   return {.boundary = progress.is_last_backward(), .scale = static_cast<float>(1 / steps)};
 } catch (...) {

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/memory_report.h"
 #include "base/program.h"
 #include "device/dtypes.h"
 #include "device/step_facts.h"
@@ -43,6 +44,7 @@ void EngineState::step() {
   if (outcome_is_known) outcome.ask_for_name();
   if (!outcome_is_known || outcome.applied()) update();
   progress.end_update(samples);
+  memory.end_step(progress.counts().global, bytes_by_use());
   held.end_window();
   flops.begin(progress.counts().global);
   spend_recomputation_budget();
@@ -101,6 +103,7 @@ void EngineState::sum_over(Communicator& ranks, int bucket) {
 }
 
 void EngineState::make_directions() {
+  const AllocatingFor use(MemoryUse::buckets);
   StepTimer::Scope scope(timer, Phase::update);
   checkpoints.keep_all();
   const std::span<const at::Tensor> directions = optimizer->make_directions(averaging.after * loss_scale());
@@ -116,6 +119,7 @@ bool EngineState::waits_for_facts() const {
 }
 
 void EngineState::update() {
+  const AllocatingFor use(MemoryUse::buckets);
   StepTimer::Scope scope(timer, Phase::update);
   checkpoints.keep_all();
   // With updates on the host, the rest of this function runs on the copy stream, which sends new values to

@@ -135,6 +135,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   log_offload(config, state->store, state->mesh.world());
   state->flops.begin(0);
   if (state->stage) try_layers(*state, *options.pipeline);
+  state->memory.end_step(0, state->bytes_by_use());
   return_freed_memory();  // memory that parameters had before they moved into buckets
   return Engine(std::move(state));
 }

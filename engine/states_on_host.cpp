@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/memory_report.h"
+
 namespace zerorun {
 
 StatesOnHost::StatesOnHost(const SliceStore& store, Communicator& communicator)
@@ -51,6 +53,7 @@ void StatesOnHost::offload(std::span<const StateKind> kinds) {
 }
 
 void StatesOnHost::reload() {
+  const AllocatingFor scope(MemoryUse::moments);
   Device& device = communicator_->device();
   bool comes_back = false;
   for (Moved& moved : moved_) {

@@ -14,6 +14,7 @@
 namespace zerorun::launcher {
 namespace {
 
+constexpr char kAllocationFailed[] = "out of memory: an allocation failed";
 constexpr char kUseLessMemory[] =
     ": use fewer ranks on this host or a smaller micro-batch, offload more to files, or raise the limit";
 
@@ -119,6 +120,18 @@ std::string cause_of_disk(const EndEvidence& evidence, const std::vector<std::st
 
 }  // namespace
 
+std::vector<std::string> lack_of_memory(const EndEvidence& evidence, MemoryNow memory) {
+  if (signal_of(evidence.wait_status) != SIGKILL) {
+    const bool failed = describe_cause(evidence).starts_with(kAllocationFailed);
+    return failed ? memory_report(memory, true) : std::vector<std::string>();
+  }
+  const OomVerdict verdict = oom_verdict(evidence);
+  if (verdict != OomVerdict::killed && verdict != OomVerdict::maybe) return {};
+  if (evidence.oom_kill && evidence.oom_kill->resident_bytes > 0)
+    memory.resident = evidence.oom_kill->resident_bytes;
+  return memory_report(memory, false);
+}
+
 std::string describe_cause(const EndEvidence& evidence) {
   if (succeeded(evidence.wait_status)) return {};
   const int signal = signal_of(evidence.wait_status);
@@ -138,7 +151,7 @@ std::string describe_cause(const EndEvidence& evidence) {
   }
   if (gave_up) {
     if (const auto line = find_failed_allocation(lines))
-      return "out of memory: an allocation failed (" + *line + ")" + kUseLessMemory;
+      return std::string(kAllocationFailed) + " (" + *line + ")" + kUseLessMemory;
     if (exception) return "uncaught exception: " + exception->text;
   }
   if (signal == SIGABRT) return cause_of_abort(evidence);

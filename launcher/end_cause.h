@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/memory_report.h"
 #include "launcher/oom_kills.h"
 
 namespace zerorun::launcher {
@@ -22,5 +23,9 @@ struct EndEvidence {
 /// For example "segmentation fault: it used memory that is not its own; ...". Empty if the rank ended with
 /// success, or if neither its exit code nor its last lines show the cause.
 std::string describe_cause(const EndEvidence& evidence);
+
+/// The report about the rank's memory, if it ran out or may have; else empty. `memory`: what the rank
+/// counted.
+std::vector<std::string> lack_of_memory(const EndEvidence& evidence, MemoryNow memory);
 
 }  // namespace zerorun::launcher

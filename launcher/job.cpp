@@ -253,6 +253,7 @@ void Job::handle_rank_end(int rank) {
   const std::vector<std::string> lines = ended.last_lines.lines();
   const EndEvidence evidence = collect_evidence(ended.process.pid, status, lines, oom_before_, plan_.folders);
   failure_ = {plan_.first_rank + rank, status, describe_cause(evidence), lines};
+  failure_->memory = lack_of_memory(evidence, plan_.memory.of(rank));
   if (control_ != nullptr) control_->report(*failure_);
   begin_ending(was_user_mistake(status) ? milliseconds(0) : plan_.failure_grace);
 }

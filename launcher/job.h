@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/join_board.h"
+#include "base/memory_report.h"
 #include "base/unique_fd.h"
 #include "launcher/core_binding.h"
 #include "launcher/guardian.h"
@@ -41,6 +42,7 @@ struct JobPlan {
   std::vector<std::string> folders;                    // where ranks may write, for the report of a failure
   RankLogs logs;
   JoinBoard board;
+  MemoryBoard memory;
 };
 
 class Job {

@@ -6,6 +6,7 @@
 
 #include "base/join_board.h"
 #include "base/listening.h"
+#include "base/memory_report.h"
 #include "base/nccl_variables.h"
 
 namespace zerorun::launcher {
@@ -55,6 +56,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
       {"ZERORUN_JOB", job.token},
       {kListenVariable, std::nullopt},
       {kBoardVariable, std::nullopt},
+      {kMemoryBoardVariable, std::nullopt},
       {"ZERORUN_TIMEOUT", shortest_text(job.timeout_seconds)},
       {"ZERORUN_TERMINAL", std::nullopt},
       // If torchrun started the launcher, this variable would make rank 0 use a store that does not exist.
@@ -62,6 +64,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
   };
   if (rank == 0) ours[kListenVariable] = std::to_string(job.listening_fd);
   if (!job.board.empty()) ours[kBoardVariable] = job.board;
+  if (!job.memory_board.empty()) ours[kMemoryBoardVariable] = job.memory_board;
   if (!job.device.empty()) ours["ZERORUN_DEVICE"] = job.device;
   if (!job.comm.empty()) ours["ZERORUN_COMM"] = job.comm;
   if (job.terminal) ours["ZERORUN_TERMINAL"] = "1";

@@ -24,8 +24,9 @@ struct JobEnvironment {
   int threads_per_rank = 1;           // OMP_NUM_THREADS, unless the user has set it
   std::vector<CoreBinding> bindings;  // one per rank of this host; empty: ranks are not bound
   std::string visible_devices;        // CUDA_VISIBLE_DEVICES; empty: keeps the user's variable
-  std::string board;                  // ZERORUN_BOARD, for the launcher (base/join_board.h); empty: none
-  bool terminal = false;              // ZERORUN_TERMINAL: the launcher's stdout is a terminal
+  std::string memory_board;  // ZERORUN_MEMORY_BOARD, for the launcher (base/memory_report.h); empty: none
+  std::string board;         // ZERORUN_BOARD, for the launcher (base/join_board.h); empty: none
+  bool terminal = false;     // ZERORUN_TERMINAL: the launcher's stdout is a terminal
 };
 
 /// The variables of rank `rank` that differ from the environment `inherited` ("NAME=value" each). A variable

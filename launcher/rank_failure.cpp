@@ -7,9 +7,12 @@ namespace zerorun::launcher {
 std::vector<std::string> report_lines(const RankFailure& failure, const std::string& name) {
   std::string first = name + " " + describe_end(failure.wait_status);
   if (!failure.cause.empty()) first += ": " + failure.cause;
-  if (was_user_mistake(failure.wait_status) || failure.last_lines.empty()) return {first};
-  std::vector<std::string> lines = {first + "; its last lines on stderr:"};
-  for (const std::string& line : failure.last_lines) lines.push_back("  " + line);
+  std::vector<std::string> lines = {first};
+  if (!was_user_mistake(failure.wait_status) && !failure.last_lines.empty()) {
+    lines.front() += "; its last lines on stderr:";
+    for (const std::string& line : failure.last_lines) lines.push_back("  " + line);
+  }
+  lines.insert(lines.end(), failure.memory.begin(), failure.memory.end());
   return lines;
 }
 

@@ -7,10 +7,11 @@
 namespace zerorun::launcher {
 
 struct RankFailure {
-  int rank = 0;                         // in the job
-  int wait_status = 0;                  // from waitpid()
-  std::string cause;                    // empty if not known
-  std::vector<std::string> last_lines;  // of its stderr, oldest first
+  int rank = 0;                          // in the job
+  int wait_status = 0;                   // from waitpid()
+  std::string cause;                     // empty if not known
+  std::vector<std::string> last_lines;   // of its stderr, oldest first
+  std::vector<std::string> memory = {};  // what its memory was used for, if it ran out
 
   bool operator==(const RankFailure&) const = default;
 };

@@ -5,6 +5,8 @@
 #include <initializer_list>
 #include <string_view>
 
+#include "base/memory_report.h"
+
 namespace zerorun::launcher {
 namespace {
 
@@ -102,8 +104,8 @@ std::optional<std::string> find_full_disk(const Lines& lines) {
 }
 
 std::optional<std::string> find_failed_allocation(const Lines& lines) {
-  return last_with(lines, {"std::bad_alloc", "Cannot allocate memory", "can't allocate memory",
-                           "CUDA out of memory", "CUDA error: out of memory", "MemoryError"});
+  const auto found = std::find_if(lines.rbegin(), lines.rend(), tells_of_lack_of_memory);
+  return found == lines.rend() ? std::nullopt : std::optional<std::string>(trimmed(*found));
 }
 
 }  // namespace zerorun::launcher

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/memory_report.h"
 #include "checkpoint/checksums.h"
 
 namespace zerorun {
@@ -48,6 +49,7 @@ StateFiles::StateFiles(checkpoint::FileSystem& files, StateFilesOptions options,
   const int64_t total = std::max(count * bytes_of_a_buffer_, checkpoint::kPageBytes);
   void* memory =
       ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const AllocatingFor use(MemoryUse::buckets, total);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   memory_ = {static_cast<std::byte*>(memory), Unmap{static_cast<size_t>(total)}};
   ::madvise(memory, static_cast<size_t>(total), MADV_DONTFORK);  // forked children must not share these pages

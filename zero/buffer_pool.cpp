@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/memory_report.h"
+
 namespace zerorun {
 namespace {
 
@@ -24,6 +26,8 @@ CommunicationBuffer BufferPool::take(int64_t numel) {
     buffer = std::move(*best);
     free_.erase(best);
   } else {
+    const AllocatingFor scope(
+        MemoryUse::buckets, std::max(numel, common_numel_) * static_cast<int64_t>(c10::elementSize(dtype_)));
     // Allocated by the device: the communicator's allocate() is a collective, and take() is not.
     buffer = own(communicator_->device().allocate(std::max(numel, common_numel_), dtype_));
   }
@@ -32,6 +36,8 @@ CommunicationBuffer BufferPool::take(int64_t numel) {
 }
 
 void BufferPool::reserve(int count) {
+  const AllocatingFor scope(MemoryUse::buckets,
+                            count * common_numel_ * static_cast<int64_t>(c10::elementSize(dtype_)));
   for (int made = 0; made < count; ++made) {
     CommunicationBuffer buffer = own(communicator_->allocate(common_numel_, dtype_));
     buffer.reserved = true;

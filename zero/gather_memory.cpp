@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/memory_report.h"
 #include "device/dtypes.h"
 #include "device/tensor_run.h"
 
@@ -52,6 +53,7 @@ void GatherMemory::take_unplanned(int bucket) {
     memory = buckets_->shard(bucket);
     return;
   }
+  const AllocatingFor use(MemoryUse::gathered, store_->layout(bucket).numel * size_of(buckets_->dtype()));
   StreamScope scope(*streams_, Lane::gather);
   memory = communicator_->device().allocate_on_stream(store_->layout(bucket).numel,
                                                       scalar_type(buckets_->dtype()));
@@ -90,6 +92,7 @@ void GatherMemory::give_back(int bucket) {
 
 void GatherMemory::make_copy(int bucket) {
   Place& place = places_[bucket];
+  const AllocatingFor scope(MemoryUse::gathered, static_cast<int64_t>(place.memory.nbytes()));
   at::Tensor copy = communicator_->device().allocate(place.memory.numel(), place.memory.scalar_type());
   place.memory = copy.copy_(place.memory);
   place.copied = true;
@@ -111,6 +114,7 @@ void GatherMemory::fit_arena(int64_t numel) {
   free_arena();
   if (arena_.defined()) return;
   if (!std::exchange(emptied_cache_, true)) communicator_->device().empty_cache();
+  const AllocatingFor use(MemoryUse::gathered, numel * size_of(buckets_->dtype()));
   StreamScope scope(*streams_, Lane::gather);
   arena_ = communicator_->allocate(numel, scalar_type(buckets_->dtype()));
   count(static_cast<int64_t>(arena_.nbytes()));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/memory_report.h"
 #include "device/dtypes.h"
 #include "device/step_facts.h"
 
@@ -62,6 +63,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
 void GradientReducer::make_memory(int bucket) {
   BucketState& state = states_[bucket];
   const BucketLayout& layout = store_->layout(bucket);
+  const AllocatingFor scope(MemoryUse::gradients);
   auto keep = [&](Extent extent, at::Tensor memory) {
     return store_->put(bucket, StateKind::gradient, kGradient, extent, std::move(memory)).memory;
   };
@@ -106,6 +108,7 @@ at::Tensor GradientReducer::allocate_own(int64_t numel, Dtype dtype) {
 
 // Makes the missing buffers of sums. They are missing if a window has more backwards than the config says.
 void GradientReducer::make_sums() {
+  const AllocatingFor scope(MemoryUse::gradients);
   // Once a reduction has started, further gradients go to late buffers and need no sums.
   const bool reduction_started = std::ranges::any_of(states_, &BucketState::reduction_started);
   if (reduction_started || options_.accumulation == options_.communication) return;

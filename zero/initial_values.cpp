@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/memory_report.h"
 #include "device/dtypes.h"
 #include "device/zeroed_memory.h"
 #include "zero/buckets.h"
@@ -25,6 +26,7 @@ at::Tensor allocate_for_one_use(Communicator& communicator, int64_t numel, Dtype
 
 at::Tensor Buckets::allocate_values(int bucket) {
   const int64_t numel = store_->layout(bucket).numel;
+  const AllocatingFor scope(MemoryUse::parameters, numel * size_of(dtype()));
   if (marked() && options_.shared) {
     const bool in_files = store_->has_values_in_files(bucket);
     const at::Tensor values = in_files ? shared_gathers_->make_buffer(bucket, numel, scalar_type(dtype()))
@@ -139,6 +141,7 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
     const Extent extent = options_.whole_master ? Extent::bucket : Extent::slice;
     const at::Tensor updated = options_.whole_master ? exact : store_->slice_of(bucket, exact, rank_);
     const at::ScalarType master_dtype = scalar_type(options_.master);
+    const AllocatingFor scope(MemoryUse::master, updated.numel() * size_of(options_.master));
     at::Tensor master = options_.master_on_host ? device_->allocate_on_host(updated.numel(), master_dtype)
                                                 : device_->allocate(updated.numel(), master_dtype);
     store_->put(bucket, StateKind::master, kMaster, extent, master.copy_(updated),
@@ -152,6 +155,7 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
       return;
     }
     const bool on_host = options_.shards_on_host;
+    const AllocatingFor scope(MemoryUse::parameters, static_cast<int64_t>(own.nbytes()));
     at::Tensor shard = on_host ? device_->allocate_on_host(own.numel(), flat.scalar_type())
                                : communicator_->allocate(own.numel(), flat.scalar_type());
     store_->put(bucket, StateKind::value, kValue, Extent::slice, shard.copy_(own),

@@ -106,6 +106,8 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
   JobPlan plan;
   plan.board = JoinBoard(job.placement.local_world_size(order.node));
   job.board = plan.board.path();
+  plan.memory = MemoryBoard(job.placement.local_world_size(order.node));
+  job.memory_board = plan.memory.path();
   plan.arguments = order.arguments;
   if (order.venv_script.empty()) {
     plan.file = find_program(plan.arguments.front());

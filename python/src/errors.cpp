@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "base/error.h"
+#include "base/memory_report.h"
 
 namespace zerorun::python {
 namespace {
@@ -40,7 +41,8 @@ void set(PyObject* type, const std::exception& exception) {
 
 // Leaves out LibTorch's C++ backtrace, which is part of what().
 void set_torch(PyObject* type, const c10::Error& exception) {
-  set_text(type, exception.what_without_backtrace());
+  const std::string text = exception.what_without_backtrace();
+  set_text(type, (text + memory_report_of(text)).c_str());
 }
 
 void translate(std::exception_ptr exception) {
@@ -57,6 +59,8 @@ void translate(std::exception_ptr exception) {
     set(internal_error, held);
   } catch (const Error& held) {
     set(error, held);
+  } catch (const std::bad_alloc& held) {
+    set_text(PyExc_MemoryError, (held.what() + memory_report_of(held.what())).c_str());
   } catch (py::error_already_set&) {
     throw;  // pybind11 translates its own exceptions
   } catch (const py::builtin_exception&) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "activations/linear_cross_entropy.h"
+#include "base/memory_report.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/inventory.h"
 #include "checkpoint/saved_state.h"
@@ -184,6 +185,7 @@ void bind_checkpoint_facts(py::module_& module) {
       .def_readonly("excluded", &SavedTensor::excluded)
       .def_readonly("is_buffer", &SavedTensor::is_buffer);
   module.def("linear_cross_entropy", &linear_cross_entropy_of, py::call_guard<py::gil_scoped_release>());
+  module.def("memory_report_of", [](const std::string& what) { return memory_report_of(what); });
   module.def("saved_tensors", &saved_tensors, "folder"_a, "tag"_a = "");
 }
 

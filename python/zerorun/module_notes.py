@@ -7,7 +7,7 @@ import traceback
 
 import torch
 
-from ._core import CommError, Error, saved_tensors
+from ._core import CommError, Error, memory_report_of, saved_tensors
 from .inputs import shown
 
 log = logging.getLogger("zerorun")
@@ -47,7 +47,9 @@ def explained_errors(model, whole_shapes=None):
     """Adds the remedy to errors whose text cannot name it. `whole_shapes`: of parameters that are split, by id."""
     try:
         yield
-    except (CommError, RuntimeError, ValueError, IndexError) as error:
+    except (CommError, MemoryError, RuntimeError, ValueError, IndexError) as error:
+        if "\nmemory of rank " not in str(error) and (report := memory_report_of(str(error))):
+            error.args = (f"{error}{report}",)
         remedy = _remedy_of(error, model) or _of_parts(error, model, whole_shapes)
         if remedy and remedy not in str(error):
             error.args = (f"{error}. {remedy}",)

@@ -223,6 +223,30 @@ TEST_CASE("end: a failed check, a failed allocation, a full disk") {
   CHECK_THAT(describe_cause(full), StartsWith("segmentation fault"));
 }
 
+TEST_CASE("end: what a rank's memory was used for, if it ran out or may have") {
+  MemoryNow memory{.rank = 1, .is_counted = 1, .step = 4, .resident = 1 << 20};
+  memory.noted = 1;
+  memory.use = MemoryUse::gradients;
+  const auto report = [&](const EndEvidence& evidence) {
+    std::string text;
+    for (const std::string& line : lack_of_memory(evidence, memory)) text += line + '\n';
+    return text;
+  };
+  CHECK(report({.wait_status = exited(1), .last_lines = {"error: another"}}).empty());
+  CHECK(report({.wait_status = killed_by(SIGSEGV)}).empty());
+  CHECK_THAT(report({.wait_status = exited(1), .last_lines = {"error: std::bad_alloc"}}),
+             Contains("memory of rank 1 in MiB, in step 5") && Contains("memory was wanted: for gradients"));
+  EndEvidence killed{.wait_status = killed_by(SIGKILL), .before = {.cgroup = 2}, .after = {.cgroup = 2}};
+  CHECK(report(killed).empty());
+  killed.after.cgroup = 3;
+  CHECK_THAT(report(killed),
+             Contains("resident memory of the process          1.0") && !Contains("was wanted"));
+  killed.oom_kill = OomKill{.limit = "the memory limit of cgroup /a", .resident_bytes = 64 << 20};
+  CHECK_THAT(report(killed), Contains("resident memory of the process         64.0"));
+  memory = {};
+  CHECK(report(killed).empty());
+}
+
 TEST_CASE("end: evidence of a child of this process") {
   const OomCounts before = read_oom_counts();
   const pid_t child = ::fork();

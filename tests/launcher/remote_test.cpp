@@ -209,7 +209,7 @@ TEST_CASE("an order with any bytes is the same after it was encoded and decoded"
   order.logs.printed.reset();
   CHECK(decode<NodeOrder>(encode(order)) == order);
 
-  const RankFailure failure{3, 9, "cause \xff", {"one", ""}};
+  const RankFailure failure{3, 9, "cause \xff", {"one", ""}, {"memory of rank 3"}};
   CHECK(decode<RankFailure>(encode(failure)) == failure);
   const AgentHello hello{"0.1.0", -1, "b", "a: 2"};
   CHECK(decode<AgentHello>(encode(hello)) == hello);

@@ -1,0 +1,42 @@
+#include "base/rank_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+
+namespace zerorun {
+
+RankFile::RankFile(const char* name, size_t entry_bytes, int ranks)
+    : file_(::memfd_create(name, MFD_CLOEXEC)), entry_bytes_(entry_bytes) {
+  if (file_.is_open() && ::ftruncate(file_.get(), static_cast<off_t>(entry_bytes) * ranks) != 0)
+    file_.reset();
+}
+
+std::string RankFile::path() const {
+  if (!file_.is_open()) return {};
+  return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(file_.get());
+}
+
+bool RankFile::read(int local_rank, void* entry) const {
+  const off_t place = static_cast<off_t>(entry_bytes_) * local_rank;
+  return file_.is_open() &&
+         ::pread(file_.get(), entry, entry_bytes_, place) == static_cast<ssize_t>(entry_bytes_);
+}
+
+UniqueFd open_rank_file(const char* variable, const char* name) {
+  const char* path = std::getenv(variable);
+  if (path == nullptr || *path == '\0') return {};
+  UniqueFd fd(::open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.is_open()) return {};
+  std::array<char, 64> link{};
+  const std::string self = "/proc/self/fd/" + std::to_string(fd.get());
+  const ssize_t size = ::readlink(self.c_str(), link.data(), link.size());
+  const std::string found(link.data(), size > 0 ? static_cast<size_t>(size) : 0);
+  if (!found.starts_with(std::string("/memfd:") + name)) return {};
+  return fd;
+}
+
+}  // namespace zerorun
