@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/program.h"
+#include "base/timeline.h"
 #include "device/dtypes.h"
 #include "device/step_facts.h"
 #include "engine/engine_state.h"
@@ -29,6 +30,8 @@ void EngineState::step() {
   outcome.set_not_applied();
   if (!updates) return progress.end_micro_step();
 
+  const TimelineBusy busy;
+  const TimelineSpan span(TimelineName::optimizer_step);
   progress.end_window();
   flops.end();
   const int64_t samples = begin_step_events(backwards);
@@ -44,6 +47,7 @@ void EngineState::step() {
   if (!outcome_is_known || outcome.applied()) update();
   progress.end_update(samples);
   held.end_window();
+  record_end_of_step();
   flops.begin(progress.counts().global);
   spend_recomputation_budget();
   open_step = !outcome_is_known;

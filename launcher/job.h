@@ -24,6 +24,7 @@
 #include "launcher/rank_logs.h"
 #include "launcher/rank_process.h"
 #include "launcher/signals.h"
+#include "launcher/timeline_rings.h"
 
 namespace zerorun::launcher {
 
@@ -41,6 +42,7 @@ struct JobPlan {
   std::vector<std::string> folders;                    // where ranks may write, for the report of a failure
   RankLogs logs;
   JoinBoard board;
+  TimelineRings timelines;
 };
 
 class Job {
