@@ -92,13 +92,15 @@ void use(TimelineRing& ring) {
   follow(uses().rings);
 }
 
-void leave(TimelineRing& ring) {
+bool leave(TimelineRing& ring) {
   const std::lock_guard lock(uses().mutex);
   auto& rings = uses().rings;
   const auto found = std::ranges::find(rings, &ring);
   if (found != rings.end()) rings.erase(found);
-  if (thread_ring == &ring && std::ranges::find(rings, &ring) == rings.end()) thread_ring = nullptr;
+  const bool is_used = std::ranges::find(rings, &ring) != rings.end();
+  if (thread_ring == &ring && !is_used) thread_ring = nullptr;
   follow(rings);
+  return is_used;
 }
 
 }  // namespace timeline

@@ -49,8 +49,8 @@ void await_request();
 /// Lets the calling thread record in `ring`; and all threads without a ring of their own, while no other ring
 /// is in use. The ring must stay until the process ends.
 void use(TimelineRing& ring);
-/// Undoes use(), which the same thread should have called.
-void leave(TimelineRing& ring);
+/// Undoes use(), which the same thread should have called. Returns whether the ring is still in use.
+bool leave(TimelineRing& ring);
 
 }  // namespace timeline
 

@@ -94,7 +94,7 @@ TimelineConfig resolve_timeline(const Resolution& resolution) {
   if (steps->size() == 2 && is_step((*steps)[0]) && is_step((*steps)[1]) && (*steps)[0] <= (*steps)[1]) {
     timeline.steps = {static_cast<int64_t>((*steps)[0]), static_cast<int64_t>((*steps)[1])};
   } else {
-    resolution.report(steps_key, "the first and the last step, whole numbers from 1", "other numbers",
+    resolution.report(steps_key, "the first and the last step, whole numbers from 1", to_json(*steps),
                       "write for example [10, 20], or leave the key out");
   }
   return timeline;

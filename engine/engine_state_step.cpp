@@ -2,6 +2,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -31,7 +32,7 @@ void EngineState::step() {
   if (!updates) return progress.end_micro_step();
 
   const TimelineBusy busy;
-  const TimelineSpan span(TimelineName::optimizer_step);
+  std::optional<TimelineSpan> span(std::in_place, TimelineName::optimizer_step);
   progress.end_window();
   flops.end();
   const int64_t samples = begin_step_events(backwards);
@@ -47,13 +48,15 @@ void EngineState::step() {
   if (!outcome_is_known || outcome.applied()) update();
   progress.end_update(samples);
   held.end_window();
-  record_end_of_step();
   flops.begin(progress.counts().global);
   spend_recomputation_budget();
   open_step = !outcome_is_known;
-  if (!outcome_is_known) return;
-  apply_outcome();
-  follow_schedule();
+  if (outcome_is_known) {
+    apply_outcome();
+    follow_schedule();
+  }
+  span.reset();
+  record_end_of_step();
 }
 
 void EngineState::measure() {

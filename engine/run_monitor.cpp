@@ -19,8 +19,7 @@ constexpr const char* kNorm = "Train/Samples/grad_norm";
 }  // namespace
 
 RunMonitor::RunMonitor(const MonitoringConfig& config, Mesh mesh, EventSink sink) : mesh_(std::move(mesh)) {
-  if (const TimelineConfig wanted = wanted_timeline(config.timeline); wanted.enabled)
-    timeline_ = std::make_unique<TimelineSession>(wanted, mesh_.world());
+  if (config.timeline.enabled) timeline_ = std::make_unique<TimelineSession>(config.timeline, mesh_.world());
   const bool writes = mesh_.world().rank() == 0;
   const auto open = [&] {
     if (writes) monitors_.emplace(config, std::move(sink));

@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "engine/optimizer_groups.h"
 #include "engine/pipeline_division.h"
-#include "engine/timeline_session.h"
 #include "optim/client_optimizer.h"
 #include "optim/torch_optimizers.h"
 #include "zero/deferred_init.h"
@@ -159,8 +158,8 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   same_everywhere.offload_param = {.device = zero.offload_param.device,
                                    .max_in_cpu = zero.offload_param.max_in_cpu};
   same_everywhere.aio = {};
-  const bool writes_files = monitoring.writes_files();                     // rank 0 tells all whether it can
-  const bool has_timeline = wanted_timeline(monitoring.timeline).enabled;  // ranks compare their clocks
+  const bool writes_files = monitoring.writes_files();    // rank 0 tells all whether it can
+  const bool has_timeline = monitoring.timeline.enabled;  // ranks compare their clocks
   std::ostringstream text;
   describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed,
                           predivide, average, node_local, pipeline, recompute, python, options.bucket_numel,

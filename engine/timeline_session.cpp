@@ -176,9 +176,9 @@ TimelineSession::TimelineSession(const TimelineConfig& config, Communicator& wor
 
 TimelineSession::~TimelineSession() {
   Writer::get().remove(this);
-  timeline::leave(*ring_);
+  const bool is_used = timeline::leave(*ring_);  // by another engine of this rank
   const std::lock_guard lock(mutex_);
-  if (!ring_->has_file()) write_file(true);
+  if (!steps_are_written_) write_file(!is_used);
 }
 
 void TimelineSession::count(const BytesByCategory& bytes) {
@@ -199,7 +199,10 @@ void TimelineSession::end_step(int64_t step, const BytesByCategory& bytes) {
     ring_->set_owner(owner);
   }
   count(bytes);
-  if (config_.steps && step == config_.steps->second && !ring_->has_file()) write_file(true);
+  if (config_.steps && step == config_.steps->second && !steps_are_written_) {
+    write_file(true);
+    steps_are_written_ = true;
+  }
 }
 
 void TimelineSession::write_now() {
@@ -209,7 +212,7 @@ void TimelineSession::write_now() {
 
 void TimelineSession::write_file(bool is_last) {
   try {
-    if (ring_->has_file()) {
+    if (steps_are_written_) {
       write_last_events(*ring_);
       return;
     }

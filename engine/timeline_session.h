@@ -40,6 +40,7 @@ class TimelineSession {
   TimelineConfig config_;
   bool makes_archive_;  // no launcher does
   std::mutex mutex_;    // of the owner in the ring, and of files
+  bool steps_are_written_ = false;
 };
 
 }  // namespace zerorun

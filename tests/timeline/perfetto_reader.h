@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -165,8 +166,8 @@ inline ReadTrace read_trace(std::string_view bytes) {
   return trace;
 }
 
-/// How many spans a trace has that began and have not ended. Throws if spans of a track do not nest in time.
-inline size_t check_nesting(const ReadTrace& trace) {
+/// The names of tracks with spans that have not ended. Throws if spans of a track do not nest in time.
+inline std::set<std::string> check_nesting(const ReadTrace& trace) {
   std::map<uint64_t, std::vector<uint64_t>> open;  // begins by track
   std::map<uint64_t, uint64_t> last;
   for (const ReadEvent& event : trace.events) {
@@ -180,9 +181,11 @@ inline size_t check_nesting(const ReadTrace& trace) {
       open[event.track].pop_back();
     }
   }
-  size_t count = 0;
-  for (const auto& [track, begins] : open) count += begins.size();
-  return count;
+  std::set<std::string> names;
+  for (const auto& [track, begins] : open) {
+    if (!begins.empty()) names.insert(trace.tracks.at(track).name);
+  }
+  return names;
 }
 
 /// The files of a tar by name.
