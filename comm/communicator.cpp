@@ -10,6 +10,7 @@
 #include "base/fnv1a.h"
 #include "comm/communication_log.h"
 #include "comm/deadline.h"
+#include "comm/recorded_work.h"
 
 namespace zerorun {
 
@@ -243,6 +244,14 @@ std::unique_ptr<Work> Communicator::count_and_start(CollectiveCall call) {
   if (world_size_ > 1) check_not_forked(home_, rank_in_job(rank_), describe(call));
   const std::lock_guard lock(issue_);
   volume_.add(call, rank_, world_size_);
+  if (timeline::is_on()) {
+    const TimelineTransfer transfer = start_of(call);
+    return std::make_unique<RecordedWork>(transfer, log_and_start(std::move(call)));
+  }
+  return log_and_start(std::move(call));
+}
+
+std::unique_ptr<Work> Communicator::log_and_start(CollectiveCall call) {
   if (!log_ || !log_->records(name_of(call.kind))) return start(std::move(call));
   const auto bytes = static_cast<int64_t>(std::max(call.input.nbytes(), call.output.nbytes()));
   CommunicationLog::Call record{.kind = name_of(call.kind),
@@ -278,6 +287,15 @@ std::unique_ptr<Work> Communicator::count_and_start(MessageCall call) {
   const std::lock_guard lock(issue_);
   call.number = ++(call.is_send ? sent_ : received_)[static_cast<size_t>(other)];
   volume_.add(call);
+  if (timeline::is_on()) {
+    const TimelineTransfer transfer(call.is_send ? TimelineName::send : TimelineName::receive,
+                                    rank_in_job(other), call.bytes());
+    return std::make_unique<RecordedWork>(transfer, log_and_start(std::move(call)));
+  }
+  return log_and_start(std::move(call));
+}
+
+std::unique_ptr<Work> Communicator::log_and_start(MessageCall call) {
   const std::string kind = call.is_send ? "send" : "receive";
   if (!log_ || !log_->records(kind)) return start_message(std::move(call));
   CommunicationLog::Call record{.kind = kind, .bytes = call.bytes(), .ranks = 2, .label = call.label};

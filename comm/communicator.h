@@ -235,6 +235,8 @@ class Communicator {
 
   std::unique_ptr<Work> count_and_start(CollectiveCall call);
   std::unique_ptr<Work> count_and_start(MessageCall call);
+  std::unique_ptr<Work> log_and_start(CollectiveCall call);
+  std::unique_ptr<Work> log_and_start(MessageCall call);
   void check_place(const at::Tensor& tensor, const std::string& label) const;
   void add_suffix(std::string& label) const;
   std::unique_ptr<Work> all_reduce_in_two(const at::Tensor& tensor, const std::string& label);

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/narrow_floats.h"
+#include "base/timeline.h"
 #include "comm/nontemporal.h"
 #include "device/dtypes.h"
 
@@ -115,6 +116,7 @@ void sum_narrow(void* output, Dtype dtype, int64_t numel, std::span<const void* 
 }  // namespace
 
 void sum_in_rank_order(const at::Tensor& output, std::span<const void* const> slices) {
+  const TimelineSpan span(TimelineName::sum, -1, static_cast<int64_t>(output.nbytes()));
   switch (output.scalar_type()) {
     case at::kFloat:
       return sum_plain<float>(output, slices);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -81,6 +82,24 @@ FlopsProfilerConfig resolve_flops(const Resolution& resolution) {
   return flops;
 }
 
+TimelineConfig resolve_timeline(const Resolution& resolution) {
+  TimelineConfig timeline;
+  resolution.read("zerorun.timeline.enabled", timeline.enabled);
+  resolution.read("zerorun.timeline.path", timeline.path);
+  resolution.read("zerorun.timeline.ring_mib", timeline.ring_mib);
+  constexpr std::string_view steps_key = "zerorun.timeline.steps";
+  const auto steps = resolution.settings.get<std::vector<double>>(steps_key);
+  if (!steps) return timeline;
+  const auto is_step = [](double step) { return step >= 1 && step <= 1e15 && std::floor(step) == step; };
+  if (steps->size() == 2 && is_step((*steps)[0]) && is_step((*steps)[1]) && (*steps)[0] <= (*steps)[1]) {
+    timeline.steps = {static_cast<int64_t>((*steps)[0]), static_cast<int64_t>((*steps)[1])};
+  } else {
+    resolution.report(steps_key, "the first and the last step, whole numbers from 1", to_json(*steps),
+                      "write for example [10, 20], or leave the key out");
+  }
+  return timeline;
+}
+
 }  // namespace
 
 MonitoringConfig resolve_monitoring(const Resolution& resolution) {
@@ -91,6 +110,7 @@ MonitoringConfig resolve_monitoring(const Resolution& resolution) {
   monitoring.comet = resolve_comet(resolution);
   monitoring.comms = resolve_comms(resolution);
   monitoring.flops = resolve_flops(resolution);
+  monitoring.timeline = resolve_timeline(resolution);
   resolution.read("memory_breakdown", monitoring.memory_breakdown);
   resolution.read("dump_state", monitoring.dump_state);
   return monitoring;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zerorun {
@@ -51,6 +52,14 @@ struct FlopsProfilerConfig {
   std::string output_file = {};
 };
 
+/// A timeline of each rank in Perfetto's format.
+struct TimelineConfig {
+  bool enabled = false;
+  std::string path = "timeline.tar";                 // the archive of all ranks' files
+  std::optional<std::pair<int64_t, int64_t>> steps;  // the first and the last; else what the ring holds
+  int64_t ring_mib = 4;                              // of each rank
+};
+
 struct MonitoringConfig {
   FileMonitorConfig csv;
   FileMonitorConfig tensorboard;
@@ -58,6 +67,7 @@ struct MonitoringConfig {
   CometConfig comet;
   CommsLoggerConfig comms;
   FlopsProfilerConfig flops;
+  TimelineConfig timeline;
   bool memory_breakdown = false;  // log the bytes of each category after each optimizer step
   bool dump_state = false;        // log all settings at initialize()
 

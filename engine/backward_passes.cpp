@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/timeline.h"
 #include "zero/node_pointer.h"
 
 namespace zerorun {
@@ -27,7 +29,14 @@ struct BackwardPasses::Pass : std::enable_shared_from_this<Pass> {
   void end();
   void fail() noexcept;
 
+  // A backward of the program, for the timeline.
+  struct Recorded {
+    TimelineBusy busy;
+    TimelineSpan span{TimelineName::backward};
+  };
+
   std::mutex mutex;
+  std::optional<Recorded> recorded{std::in_place};
   BackwardPasses* owner;  // null after the engine is destroyed
   std::vector<int> tasks;
   std::atomic<bool> failed = false;
@@ -110,11 +119,13 @@ void BackwardPasses::Pass::end() {
   owner->end_();
   failed = false;
   ended = true;
+  recorded.reset();
 }
 
 // Runs while the backward's exception is on its way to the program.
 void BackwardPasses::Pass::fail() noexcept {
   std::lock_guard lock(mutex);
+  recorded.reset();
   if (failed.exchange(true) || !owner || owner->pass_.get() != this) return;
   owner->fail_();
 }

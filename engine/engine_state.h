@@ -145,6 +145,8 @@ struct EngineState {
   void follow_loss_scale();
   /// Logs what wall_clock_breakdown and memory_breakdown ask for after a step.
   void report_step();
+  /// Marks the end of an optimizer step in the timeline, with the bytes of each category.
+  void record_end_of_step();
   /// Begins the events of an optimizer step, before measure(). Returns how many samples training has used
   /// with it. `backwards`: of this rank, in the step.
   int64_t begin_step_events(int64_t backwards);

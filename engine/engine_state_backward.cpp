@@ -44,6 +44,7 @@ void note_scaled_backwards(const at::Tensor& scaled, std::weak_ptr<EngineState> 
 
 void EngineState::run_backward(const Tensors& roots, const Tensors& gradients, bool retain_graph,
                                bool create_graph) {
+  const TimelineBusy busy;
   StepTimer::Scope scope(timer, Phase::backward);
   memory.update(bytes_by_use());
   reducer.start_backward(progress.is_last_backward());

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
+#include "engine/timeline_session.h"
 
 namespace zerorun {
 namespace {
@@ -44,6 +45,11 @@ int64_t EngineState::begin_step_events(int64_t backwards) {
   if (scaler) step.loss_scale = loss_scale();
   monitor->begin_step(step);
   return samples;
+}
+
+void EngineState::record_end_of_step() {
+  if (TimelineSession* timeline = monitor->timeline())
+    timeline->end_step(progress.counts().global, bytes_by_category());
 }
 
 void EngineState::report_step() {

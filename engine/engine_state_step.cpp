@@ -2,11 +2,13 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/memory_report.h"
 #include "base/program.h"
+#include "base/timeline.h"
 #include "device/dtypes.h"
 #include "device/step_facts.h"
 #include "engine/engine_state.h"
@@ -30,6 +32,8 @@ void EngineState::step() {
   outcome.set_not_applied();
   if (!updates) return progress.end_micro_step();
 
+  const TimelineBusy busy;
+  std::optional<TimelineSpan> span(std::in_place, TimelineName::optimizer_step);
   progress.end_window();
   flops.end();
   const int64_t samples = begin_step_events(backwards);
@@ -49,9 +53,12 @@ void EngineState::step() {
   flops.begin(progress.counts().global);
   spend_recomputation_budget();
   open_step = !outcome_is_known;
-  if (!outcome_is_known) return;
-  apply_outcome();
-  follow_schedule();
+  if (outcome_is_known) {
+    apply_outcome();
+    follow_schedule();
+  }
+  span.reset();
+  record_end_of_step();
 }
 
 void EngineState::measure() {

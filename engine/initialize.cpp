@@ -23,6 +23,7 @@
 #include "engine/setup.h"
 #include "engine/state_placement.h"
 #include "engine/tensor_shares.h"
+#include "engine/timeline_session.h"
 #include "zero/interception.h"
 
 namespace zerorun {
@@ -90,6 +91,7 @@ Config without_optimizer(Config config) {
 
 Engine initialize(Model model, const Config& given, InitializeOptions options) {
   Config config = options.computes_only ? without_optimizer(given) : given;
+  config.monitoring.timeline = wanted_timeline(config.monitoring.timeline);
   if (is_recording()) {
     throw UserError("initialize() inside a DeferredInit scope: end the scope once the model is built");
   }

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "comm/agreement.h"
+#include "engine/timeline_session.h"
 
 namespace zerorun {
 namespace {
@@ -18,6 +19,7 @@ constexpr const char* kNorm = "Train/Samples/grad_norm";
 }  // namespace
 
 RunMonitor::RunMonitor(const MonitoringConfig& config, Mesh mesh, EventSink sink) : mesh_(std::move(mesh)) {
+  if (config.timeline.enabled) timeline_ = std::make_unique<TimelineSession>(config.timeline, mesh_.world());
   const bool writes = mesh_.world().rank() == 0;
   const auto open = [&] {
     if (writes) monitors_.emplace(config, std::move(sink));

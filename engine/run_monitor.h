@@ -18,10 +18,12 @@
 
 namespace zerorun {
 
+class TimelineSession;
+
 class RunMonitor {
  public:
-  /// A collective if the config enables a monitor that writes files. Throws UserError on all ranks if rank 0
-  /// cannot write them.
+  /// A collective if the config enables a monitor that writes files, or a timeline. Throws UserError on all
+  /// ranks if rank 0 cannot write files of monitors, or a rank its timeline.
   RunMonitor(const MonitoringConfig& config, Mesh mesh, EventSink sink);
   ~RunMonitor();
   RunMonitor(const RunMonitor&) = delete;
@@ -48,6 +50,10 @@ class RunMonitor {
   /// Writes an event of the program. Throws UserError on each rank if `tag` is none.
   void log(const std::string& tag, double value, int64_t samples);
 
+  /// The timeline of this rank; null: there is none. This rank is one of those that have one, or all have
+  /// none.
+  TimelineSession* timeline() const { return timeline_.get(); }
+
   /// A table of this rank's collectives; empty unless this is rank 0 and comms_logger is enabled.
   std::string communication() const { return log_ ? log_->table() : ""; }
 
@@ -58,6 +64,7 @@ class RunMonitor {
   Mesh mesh_;
   std::optional<Monitors> monitors_;  // on rank 0
   std::shared_ptr<CommunicationLog> log_;
+  std::unique_ptr<TimelineSession> timeline_;
   at::Tensor sum_;  // of losses, on the device; undefined: there were none
   int64_t losses_ = 0;
   std::optional<Step> step_;  // the events of which are not written yet

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 
 #include "base/error.h"
+#include "base/timeline.h"
 #include "comm/agreement.h"
 #include "device/step_facts.h"
 
@@ -56,6 +58,8 @@ void StepOutcome::await_facts() {
   // Waits for all work of this step on the device. The communicator detects missing ranks and names them, so
   // this timeout is longer than the communicator's.
   constexpr std::chrono::milliseconds kPatienceWithDevice = std::chrono::minutes(30);
+  std::optional<TimelineSpan> span;
+  if (device_->streams().asynchronous()) span.emplace(TimelineName::wait_for_device);
   device_->streams().await(copied_, std::max(2 * mesh_->world().timeout(), kPatienceWithDevice),
                            "the gradient norm");
   const auto ranks = static_cast<size_t>(mesh_->world().world_size());

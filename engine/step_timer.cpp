@@ -4,11 +4,16 @@
 #include <cstdio>
 #include <numeric>
 
+#include "base/timeline.h"
+
 namespace zerorun {
 namespace {
 
 constexpr std::array<const char*, 4> kRanges = {"zerorun backward", "zerorun reduction", "zerorun norm",
                                                 "zerorun update"};
+
+constexpr std::array kNames = {TimelineName::backward, TimelineName::reduction, TimelineName::norm,
+                               TimelineName::update};
 
 double milliseconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
@@ -18,11 +23,13 @@ double milliseconds_since(std::chrono::steady_clock::time_point begin) {
 
 StepTimer::Scope::Scope(StepTimer& timer, Phase phase) : timer_(timer), phase_(phase) {
   timer_.streams_->begin_range(kRanges[static_cast<size_t>(phase)]);
+  if (timeline::is_on()) timeline::record(TimelineKind::begin, kNames[static_cast<size_t>(phase)]);
   if (timer_.enabled_) begin_ = Clock::now();
 }
 
 StepTimer::Scope::~Scope() {
   timer_.streams_->end_range();
+  if (timeline::is_on()) timeline::record(TimelineKind::end, kNames[static_cast<size_t>(phase_)]);
   if (timer_.enabled_) timer_.milliseconds_[static_cast<size_t>(phase_)] += milliseconds_since(begin_);
 }
 

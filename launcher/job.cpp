@@ -151,9 +151,11 @@ void Job::begin_flushing() {
     // job.
     for (Stream stream : kStreams) output_.close(static_cast<int>(rank), stream);
   }
+  const bool failed = failure_ || interrupted_by_ || told_to_end_;
+  for (const std::string& line : plan_.timelines.finish(failed, plan_.first_rank == 0)) output_.notice(line);
   report_failure();
   // Waits for a slow reader without limit, except when the job failed or was interrupted and must end soon.
-  if (failure_ || interrupted_by_ || told_to_end_) deadline_ = Clock::now() + kFlushPatience;
+  if (failed) deadline_ = Clock::now() + kFlushPatience;
 }
 
 void Job::wait_for_something() {

@@ -25,6 +25,7 @@
 #include "launcher/rank_logs.h"
 #include "launcher/rank_process.h"
 #include "launcher/signals.h"
+#include "launcher/timeline_rings.h"
 
 namespace zerorun::launcher {
 
@@ -43,6 +44,7 @@ struct JobPlan {
   RankLogs logs;
   JoinBoard board;
   MemoryBoard memory;
+  TimelineRings timelines;
 };
 
 class Job {

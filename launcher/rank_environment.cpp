@@ -8,6 +8,7 @@
 #include "base/listening.h"
 #include "base/memory_report.h"
 #include "base/nccl_variables.h"
+#include "base/timeline.h"
 
 namespace zerorun::launcher {
 namespace {
@@ -57,6 +58,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
       {kListenVariable, std::nullopt},
       {kBoardVariable, std::nullopt},
       {kMemoryBoardVariable, std::nullopt},
+      {kTimelineRingVariable, std::nullopt},
       {"ZERORUN_TIMEOUT", shortest_text(job.timeout_seconds)},
       {"ZERORUN_TERMINAL", std::nullopt},
       // If torchrun started the launcher, this variable would make rank 0 use a store that does not exist.
@@ -65,6 +67,13 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
   if (rank == 0) ours[kListenVariable] = std::to_string(job.listening_fd);
   if (!job.board.empty()) ours[kBoardVariable] = job.board;
   if (!job.memory_board.empty()) ours[kMemoryBoardVariable] = job.memory_board;
+  if (!job.timeline.empty()) {
+    ours[kTimelineVariable] = job.timeline;
+    ours[kTimelineStepsVariable] = job.timeline_steps;
+  }
+  const auto local_rank = static_cast<size_t>(placement.local_rank(rank));
+  if (local_rank < job.timeline_rings.size() && !job.timeline_rings[local_rank].empty())
+    ours[kTimelineRingVariable] = job.timeline_rings[local_rank];
   if (!job.device.empty()) ours["ZERORUN_DEVICE"] = job.device;
   if (!job.comm.empty()) ours["ZERORUN_COMM"] = job.comm;
   if (job.terminal) ours["ZERORUN_TERMINAL"] = "1";

@@ -19,14 +19,16 @@ struct JobEnvironment {
   int listening_fd = -1;  // ZERORUN_LISTEN_FD, only for rank 0: the socket that holds the port
   std::string token;      // ZERORUN_JOB: distinguishes this job from others
   double timeout_seconds = 0;
-  std::string device;                 // ZERORUN_DEVICE; empty: keeps the user's variable
-  std::string comm;                   // ZERORUN_COMM; empty: keeps the user's variable
-  int threads_per_rank = 1;           // OMP_NUM_THREADS, unless the user has set it
-  std::vector<CoreBinding> bindings;  // one per rank of this host; empty: ranks are not bound
-  std::string visible_devices;        // CUDA_VISIBLE_DEVICES; empty: keeps the user's variable
-  std::string memory_board;  // ZERORUN_MEMORY_BOARD, for the launcher (base/memory_report.h); empty: none
-  std::string board;         // ZERORUN_BOARD, for the launcher (base/join_board.h); empty: none
-  bool terminal = false;     // ZERORUN_TERMINAL: the launcher's stdout is a terminal
+  std::string device;                    // ZERORUN_DEVICE; empty: keeps the user's variable
+  std::string comm;                      // ZERORUN_COMM; empty: keeps the user's variable
+  int threads_per_rank = 1;              // OMP_NUM_THREADS, unless the user has set it
+  std::vector<CoreBinding> bindings;     // one per rank of this host; empty: ranks are not bound
+  std::string visible_devices;           // CUDA_VISIBLE_DEVICES; empty: keeps the user's variable
+  std::string board;                     // ZERORUN_BOARD, for the launcher (base/join_board.h); empty: none
+  std::string memory_board;              // ZERORUN_MEMORY_BOARD (base/memory_report.h); empty: none
+  std::string timeline, timeline_steps;  // ZERORUN_TIMELINE and _STEPS; empty: keeps the user's variables
+  std::vector<std::string> timeline_rings;  // ZERORUN_TIMELINE_RING, one per rank of this host, or none
+  bool terminal = false;                    // ZERORUN_TERMINAL: the launcher's stdout is a terminal
 };
 
 /// The variables of rank `rank` that differ from the environment `inherited` ("NAME=value" each). A variable

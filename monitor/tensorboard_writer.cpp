@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/printable.h"
+#include "base/protobuf.h"
 #include "monitor/csv_writer.h"
 
 namespace zerorun {
@@ -41,26 +42,12 @@ std::string bytes_of(T value) {
   return bytes;
 }
 
-// Protobuf: a field's key is its number and the form of its value.
-enum class Form { varint = 0, eight_bytes = 1, with_length = 2, four_bytes = 5 };
-
-std::string varint(uint64_t value) {
-  std::string bytes;
-  for (; value >= 0x80; value >>= 7) bytes += static_cast<char>((value & 0x7f) | 0x80);
-  return bytes + static_cast<char>(value);
-}
-
-std::string key(int field, Form form) {
-  return varint(static_cast<uint64_t>(field) << 3 | static_cast<uint64_t>(form));
-}
-
-std::string field_of_bytes(int field, std::string_view bytes) {
-  return key(field, Form::with_length) + varint(bytes.size()) + std::string(bytes);
-}
-
-std::string wall_time() {
+// A message of an event, which begins with the time.
+ProtobufMessage event_of_now() {
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
-  return key(1, Form::eight_bytes) + bytes_of(now.count());
+  ProtobufMessage event;
+  event.add_double(1, now.count());
+  return event;
 }
 
 std::string record(const std::string& data) {
@@ -88,14 +75,21 @@ uint32_t crc32c(std::string_view bytes) {
 }
 
 TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder) : file_(new_file(folder)) {
-  file_.append(record(wall_time() + field_of_bytes(3, "brain.Event:2")));
+  ProtobufMessage first = event_of_now();
+  first.add_bytes(3, "brain.Event:2");
+  file_.append(record(first.bytes()));
 }
 
 void TensorBoardWriter::write(const MonitorEvent& event) {
-  const std::string value = field_of_bytes(1, printable(event.tag)) + key(2, Form::four_bytes) +
-                            bytes_of(static_cast<float>(event.value));
-  file_.append(record(wall_time() + key(2, Form::varint) + varint(static_cast<uint64_t>(event.samples)) +
-                      field_of_bytes(5, field_of_bytes(1, value))));
+  ProtobufMessage value;
+  value.add_bytes(1, printable(event.tag));
+  value.add_float(2, static_cast<float>(event.value));
+  ProtobufMessage summary;
+  summary.add(1, value);
+  ProtobufMessage message = event_of_now();
+  message.add_signed(2, event.samples);
+  message.add(5, summary);
+  file_.append(record(message.bytes()));
 }
 
 }  // namespace zerorun

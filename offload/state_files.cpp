@@ -289,6 +289,10 @@ void StateFiles::start(int number, checkpoint::OpenFile& file, bool writes) {
   const std::span<std::byte> bytes = bytes_of(number);
   const int64_t offset = place(buffers_[number].chunk).offset;
   (writes ? written_bytes_ : read_bytes_) += static_cast<int64_t>(bytes.size());
+  if (timeline::is_on()) {
+    buffers_[number].recorded.emplace(writes ? TimelineName::write_chunk : TimelineName::read_chunk,
+                                      buffers_[number].chunk, static_cast<int64_t>(bytes.size()));
+  }
   for (size_t at = 0; at < bytes.size(); at += static_cast<size_t>(options_.request_bytes)) {
     const size_t count = std::min(static_cast<size_t>(options_.request_bytes), bytes.size() - at);
     const int tag = free_requests_.back();
@@ -316,6 +320,8 @@ void StateFiles::read_ahead() {
 }
 
 void StateFiles::await(int buffer) {
+  if (buffers_[buffer].use == Use::ready) return;
+  const TimelineSpan span(TimelineName::wait_for_files, buffers_[buffer].chunk);
   const auto deadline = std::chrono::steady_clock::now() + options_.timeout;
   while (buffers_[buffer].use != Use::ready) finish_one(buffer, deadline);
 }
@@ -364,6 +370,8 @@ void StateFiles::finish(const TransferDone& done) {
   if (--buffer.requests > 0) return;
   const bool was_read = buffer.use == Use::reading;
   buffer.use = Use::ready;
+  if (buffer.recorded) buffer.recorded->finish();
+  buffer.recorded.reset();
   if (was_read) check_read(number);
 }
 

@@ -16,11 +16,13 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/process.h"
+#include "base/timeline.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/state_file.h"
 #include "offload/slot_layout.h"
@@ -129,6 +131,7 @@ class StateFiles {
     int opened = 0;
     bool is_changed = false;  // the chunk has changed, and its write has not started
     int requests = 0;         // number of requests in flight
+    std::optional<TimelineTransfer> recorded = {};
     int64_t last_opened = 0;
   };
   struct Request {

@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "base/timeline.h"
 #include "device/tensor_run.h"
 #include "optim/hyperparameters.h"
 #include "optim/shard_optimizer.h"
@@ -42,6 +43,7 @@ class FusedOptimizer : public ShardOptimizer {
     const std::vector<int>& order = access_->goes_backwards() ? backwards_ : forwards_;
     access_->plan(order);
     for (const int index : order) {
+      const TimelineSpan span(TimelineName::update_shard, index);
       const Shard& shard = shards_[index];
       const UpdateRule rule = update_rule_of(groups_[shard.group], steps_);
       access_->open(index, ShardUse::update);

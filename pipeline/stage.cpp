@@ -13,6 +13,7 @@
 
 #include "activations/recomputed_block.h"
 #include "base/error.h"
+#include "base/timeline.h"
 
 namespace zerorun {
 namespace {
@@ -220,9 +221,11 @@ at::Tensor PipelineStage::train(std::span<const MicroBatch> batches, const Backw
     const bool is_same = has_next && next->micro_batch == index;  // the shapes of gradients are not known yet
     if (has_next && !is_same) post(training_, *next, flights[next->micro_batch]);
     if (!action->is_forward) {
+      const TimelineSpan span(TimelineName::micro_backward, index);
       propagate(flight, index, backward);
       continue;
     }
+    const TimelineSpan span(TimelineName::micro_forward, index);
     compute(training_, batches[index], index, flight);
     if (is_last()) loss += flight.outputs[0].detach().reshape({}).to(loss.options()) / count;
     // Of outputs that do not require grad no gradients come.

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/timeline.h"
 
 namespace zerorun {
 namespace {
@@ -169,6 +170,7 @@ std::unique_ptr<Work> GatheredBuckets::gather(int bucket, std::string reason) {
 
 void GatheredBuckets::start_gathers(std::span<Start> starts) {
   if (starts.empty()) return;
+  const TimelineSpan span(TimelineName::start_gathers, static_cast<int32_t>(starts.size()));
   StreamScope scope(*streams_, Lane::gather);
   auto start_all = [&] {
     for (Start& start : starts) move(start.bucket, State::gathering, std::move(start.reason));
@@ -206,6 +208,7 @@ void GatheredBuckets::join(int bucket) {
 void GatheredBuckets::await_gather(int bucket) {
   auto work = std::move(states_[bucket].work);
   if (!work) throw CommError("the all-gather of " + buckets_->label(bucket) + " has failed before");
+  const TimelineSpan span(TimelineName::wait_for_gather, bucket);
   const auto begin = Clock::now();
   noting_lost_ranks([&] { work->wait(); });
   const auto waited = Clock::now() - begin;

@@ -10,6 +10,7 @@
 
 #include "base/broken_pipes.h"
 #include "base/error.h"
+#include "base/timeline.h"
 #include "comm/rank_order_sum.h"
 
 namespace zerorun {
@@ -213,6 +214,7 @@ void GlooWork::finish(std::vector<GlooTransfer>& messages, const Deadline& deadl
   std::vector<int> late;
   std::string reason;
   for (const GlooTransfer& posted : messages) {
+    const TimelineSpan span(TimelineName::wait_for_ranks, links_->ranks[posted.rank]);
     const bool first = lost.empty() && late.empty();
     const std::string failure = posted.await(first ? deadline.remaining() : std::chrono::milliseconds(1));
     if (failure.empty()) continue;

@@ -96,6 +96,7 @@ class SharedTransfers {
   void await(Transfer& transfer, Condition done);
   bool reached(Transfer& transfer, Condition done);
   std::string disagreement_of(const Transfer& transfer) const;
+  int first_absent(const Transfer& transfer) const;
   std::vector<int> absent(const Transfer& transfer) const;
   std::vector<int> blamed(const Transfer& transfer, const std::vector<int>& absent) const;
   std::string out_of_step(const Transfer& transfer, const std::vector<int>& absent) const;

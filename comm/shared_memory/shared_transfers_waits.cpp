@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/timeline.h"
 #include "comm/shared_memory/rank_transfers.h"
 #include "comm/shared_memory/shared_transfers.h"
 
@@ -27,6 +28,7 @@ void SharedTransfers::await(Transfer& transfer, Condition done) {
 
 std::string SharedTransfers::wait_for(Transfer& transfer, Condition done, milliseconds timeout) {
   if (reached(transfer, done)) return "";
+  const TimelineSpan span(TimelineName::wait_for_ranks, timeline::is_on() ? first_absent(transfer) : -1);
   const Deadline deadline(timeout);
   const auto is_reached = [&] { return reached(transfer, done); };
   const auto error = [&] { return disagreement_of(transfer); };
@@ -80,6 +82,13 @@ std::string SharedTransfers::suspicion_of_order(const Transfer& transfer) const 
   std::vector<int> ranks = absent(transfer);
   std::erase_if(ranks, [&](int rank) { return board.is_threaded(in_job(rank)); });
   return out_of_step(transfer, ranks);
+}
+
+// Of the ranks that absent() returns, the first one as a number in the job.
+int SharedTransfers::first_absent(const Transfer& transfer) const {
+  std::lock_guard lock(all_.mutex());
+  const int rank = transfer.taken ? transfer.finished : transfer.posted;
+  return rank < world_size() ? in_job(rank) : -1;
 }
 
 // Returns the other ranks that have not posted. If this rank already has its output, returns those that have

@@ -48,6 +48,16 @@ static constexpr KeyFact monitoring_rows[] = {
     boolean(".prof_all", "true", "record all kinds of collectives"),
     boolean(".debug", "false", "with verbose, log what a collective is for, too"),
     texts(".prof_ops", "[]", "kinds of collectives to record if prof_all is false, such as \"all_reduce\""),
+    feature("zerorun.timeline", "a timeline of each rank in Perfetto's format (docs/monitoring.md)"),
+    boolean(".enabled", "false", "record a timeline"),
+    text(".path", "\"timeline.tar\"", "the archive with the timelines of all ranks"),
+    numbers(".steps", "",
+            "the first and the last optimizer step of the timeline, from 1; default: what the ring holds "
+            "when the run ends")
+        .of_length(2)
+        .or_null(),
+    integer(".ring_mib", "4", "memory of each rank for events, in MiB; the newest replace the oldest")
+        .range_of(1, 1024),
 };
 
 const std::span<const KeyFact> monitoring = monitoring_rows;

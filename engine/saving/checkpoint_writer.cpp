@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/program.h"
+#include "base/timeline.h"
 #include "zero/slice_store.h"
 
 namespace zerorun {
@@ -63,6 +64,7 @@ void CheckpointWriter::start(CheckpointPart part) {
 }
 
 void CheckpointWriter::write(CheckpointPart& part, int64_t number, std::promise<Failure>& outcome) {
+  const TimelineSpan span(TimelineName::save);
   std::erase_if(locks_, [&](const auto& entry) { return !files_->identity(entry.first); });
   SaveAgreement agreement(*notices_, *communicator_, number, part.manifest.tag, patience_ends_);
   CheckpointPublisher publisher(*files_, part, agreement, *communicator_);
@@ -137,6 +139,7 @@ void CheckpointWriter::keep(int bucket) {
 void CheckpointWriter::keep_all() {
   pins_.before_change();
   if (!reads_state_) return;
+  const TimelineSpan span(TimelineName::keep_for_save);
   for (int bucket = 0; bucket < static_cast<int>(pinned_.size()); ++bucket) copy_unwritten(bucket);
 }
 

@@ -61,9 +61,10 @@ std::vector<std::string> as_argparse_reads(const CLI::App& app, int argc, const 
 }
 
 void refuse_empty_texts(const CLI::App& app) {
-  for (const char* name : {"--hostfile", "--include", "--exclude", "--master_addr", "--bind_core_list",
-                           "--rdzv_endpoint", "--launcher", "--venv_script", "--enable_each_rank_log",
-                           "--log_dir", "--redirects", "--tee", "--local_ranks_filter", "--local_addr"}) {
+  for (const char* name :
+       {"--hostfile", "--include", "--exclude", "--master_addr", "--bind_core_list", "--rdzv_endpoint",
+        "--launcher", "--venv_script", "--enable_each_rank_log", "--log_dir", "--redirects", "--tee",
+        "--local_ranks_filter", "--local_addr", "--timeline"}) {
     const CLI::Option* option = app.get_option(name);
     if (option->count() > 0 && option->results().back().empty()) {
       const bool filter = name == std::string_view("--include") || name == std::string_view("--exclude");

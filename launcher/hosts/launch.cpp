@@ -132,6 +132,9 @@ NodeOrder make_order(const LaunchOptions& options, const JobPlacement& place,
   order.comm = options.comm;
   order.timeout_seconds = options.timeout_seconds;
   order.terminal = ::isatty(STDOUT_FILENO) == 1;
+  // Ranks on other hosts have another folder.
+  if (!options.timeline.empty()) order.timeline = std::filesystem::absolute(options.timeline);
+  order.timeline_steps = options.timeline_steps;
   order.grace = options.grace;
   order.failure_grace = options.failure_grace;
   order.logs = options.logs;

@@ -224,6 +224,16 @@ void add_output_options(CLI::App& app, LaunchOptions& options, OutputValues& val
   app.add_option("--log_level", values.level,
                  "debug: print the commands that start ranks; warning, error, critical: the same as --quiet")
       ->type_name("debug|info|warning|error|critical");
+  CLI::Option* timeline =
+      app.add_option("--timeline", options.timeline,
+                     "Write what each rank does to this archive, for https://ui.perfetto.dev")
+          ->type_name("FILE");
+  app.add_option(
+         "--timeline-steps,--timeline_steps", options.timeline_steps,
+         "The first and the last optimizer step of the timeline, as 10:20; without it the last events")
+      ->type_name("A:B")
+      ->check(checks::timeline_steps())
+      ->needs(timeline);
 }
 
 void add_program_options(CLI::App& app, LaunchOptions& options, PlacementValues& values) {

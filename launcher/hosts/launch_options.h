@@ -34,6 +34,8 @@ struct LaunchOptions {
   std::chrono::milliseconds grace{3000};
   std::chrono::milliseconds failure_grace{1000};  // equals --grace if that is given
   LogOptions logs;
+  std::string timeline;        // the archive; empty if not given
+  std::string timeline_steps;  // "10:20"; empty if not given
   std::string venv_script;
   bool save_pid = false;
   bool quiet = false;                // print failures only

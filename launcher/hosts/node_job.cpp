@@ -87,6 +87,8 @@ JobEnvironment node_environment(const NodeOrder& order, const MeetingPoint& poin
   job.threads_per_rank = std::max(1, count_usable_cores() / static_cast<int>(slots.size()));
   job.visible_devices = visible_devices(order.slots_named, slots, machine);
   job.terminal = order.terminal;
+  job.timeline = order.timeline;
+  job.timeline_steps = order.timeline_steps;
   if (order.bind_cores) {
     refuse_other_bindings(inherited_environment());
     job.bindings =
@@ -108,6 +110,9 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
   job.board = plan.board.path();
   plan.memory = MemoryBoard(job.placement.local_world_size(order.node));
   job.memory_board = plan.memory.path();
+  plan.timelines = TimelineRings(job.placement.local_world_size(order.node));
+  for (int rank = 0; rank < job.placement.local_world_size(order.node); ++rank)
+    job.timeline_rings.push_back(plan.timelines.path(rank));
   plan.arguments = order.arguments;
   if (order.venv_script.empty()) {
     plan.file = find_program(plan.arguments.front());

@@ -141,6 +141,8 @@ void read(const json& message, NodeOrder& order) {
   order.comm = message.at("comm");
   order.timeout_seconds = message.at("timeout");
   order.terminal = message.at("terminal");
+  order.timeline = message.at("timeline");
+  order.timeline_steps = message.at("timeline_steps");
   for (const auto& [name, grace] :
        {std::pair("grace", &order.grace), {"failure_grace", &order.failure_grace}})
     *grace = std::chrono::milliseconds(whole_number(message.at(name), 0, kLongestGrace.count()));
@@ -192,6 +194,8 @@ std::string encode(const NodeOrder& order) {
                    {"comm", order.comm},
                    {"timeout", order.timeout_seconds},
                    {"terminal", order.terminal},
+                   {"timeline", order.timeline},
+                   {"timeline_steps", order.timeline_steps},
                    {"grace", order.grace.count()},
                    {"failure_grace", order.failure_grace.count()},
                    {"bind_cores", order.bind_cores},

@@ -31,6 +31,7 @@ struct NodeOrder {
   std::string device, comm;                                    // as in JobEnvironment
   double timeout_seconds = 0;
   bool terminal = false;
+  std::string timeline, timeline_steps;  // as in JobEnvironment
   std::chrono::milliseconds grace{0}, failure_grace{0};
   LogOptions logs;
   bool bind_cores = false;     // --bind_cores_to_rank

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/timeline_steps.h"
+
 namespace zerorun::launcher {
 
 std::optional<int> whole_number_in(const std::string& text) {
@@ -40,6 +42,14 @@ CLI::Validator seconds(double low, bool low_allowed, double high) {
     if (number && (value > low || (low_allowed && value == low)) && value <= high) return {};
     return "expected a number of seconds, " + std::string(low_allowed ? "0" : "more than 0") + " to " +
            std::to_string(static_cast<int>(high)) + "; found '" + text + "'";
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator timeline_steps() {
+  auto check = [](std::string& text) -> std::string {
+    if (parse_timeline_steps(text)) return {};
+    return "expected the first and the last step, from 1, such as 10:20; found '" + text + "'";
   };
   return CLI::Validator(check, "");
 }

@@ -31,6 +31,8 @@ CLI::Validator one_of(const std::vector<std::string>& values);
 CLI::Validator count_of_ranks(const std::vector<std::string>& words);
 /// torchrun's --nnodes is N or MIN:MAX. A range of one number becomes that number.
 CLI::Validator count_of_hosts();
+/// The first and the last step, as 10:20.
+CLI::Validator timeline_steps();
 
 }  // namespace checks
 }  // namespace zerorun::launcher

@@ -1,6 +1,7 @@
 // Tests of the sections that say what a run writes and prints about itself.
 #include <catch2/catch.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/check.h"
@@ -66,6 +67,32 @@ TEST_CASE("each key of the monitors is read, and none of them is a warning") {
   CHECK(read.memory_breakdown);
   CHECK(read.dump_state);
   CHECK(config.resolved.find("\"api_key\": \"(secret)\"") != std::string::npos);
+}
+
+TEST_CASE("a timeline has an archive, steps in order and the memory of its ring") {
+  const TimelineConfig off = parse_config(with(""), "conf", 1).monitoring.timeline;
+  CHECK(!off.enabled);
+  CHECK(off.path == "timeline.tar");
+  CHECK(!off.steps);
+  CHECK(off.ring_mib == 4);
+  const auto section = [](const std::string& keys) {
+    return with(R"("zerorun": {"timeline": {)" + keys + "}}");
+  };
+  const Config config = parse_config(
+      section(R"("enabled": true, "path": "a/b.tar", "steps": [3, 5], "ring_mib": 16)"), "conf", 1);
+  CHECK(config.warnings.empty());
+  CHECK(config.monitoring.timeline.enabled);
+  CHECK(config.monitoring.timeline.path == "a/b.tar");
+  CHECK(config.monitoring.timeline.steps == std::pair<int64_t, int64_t>(3, 5));
+  CHECK(config.monitoring.timeline.ring_mib == 16);
+  for (const char* steps : {"[5, 3]", "[0, 3]", "[1.5, 3]", "[-1, 3]"}) {
+    const std::vector<Refusal> errors =
+        refusals(section(std::string(R"("enabled": true, "steps": )") + steps));
+    REQUIRE(errors.size() == 1);
+    CHECK(errors[0].path == "zerorun.timeline.steps");
+    CHECK(errors[0].expected == "the first and the last step, whole numbers from 1");
+    CHECK(errors[0].found == steps);
+  }
 }
 
 TEST_CASE("a kind of collectives that does not exist is a warning, and DeepSpeed's longer names are kinds") {

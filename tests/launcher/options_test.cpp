@@ -247,6 +247,17 @@ TEST_CASE("torchrun's and DeepSpeed's lines for one host are read as they mean i
     CHECK_THAT(mistake({option, "p"}), Contains("torchrun has this option"));
 }
 
+TEST_CASE("a timeline has an archive, and steps in order") {
+  const LaunchOptions given = options({"--timeline", "t.tar", "--timeline-steps", "3:7", "p"});
+  CHECK(given.timeline == "t.tar");
+  CHECK(given.timeline_steps == "3:7");
+  CHECK(options({"p"}).timeline.empty());
+  CHECK_THAT(mistake({"--timeline=t.tar", "--timeline-steps=7:3", "p"}),
+             Contains("such as 10:20; found '7:3'"));
+  CHECK_THAT(mistake({"--timeline-steps=3:7", "p"}), Contains("--timeline"));
+  CHECK_THAT(mistake({"--timeline=", "p"}), Contains("--timeline: expected a value, found an empty text"));
+}
+
 TEST_CASE("all words after the program's name belong to the program") {
   const Words command = {"prog", "--num_gpus", "9",  "--help", "two words", "",  "-i",
                          "--",   "-x",         "++", "--a=b",  "[1,2]",     "%", "--version"};

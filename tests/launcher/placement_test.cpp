@@ -98,6 +98,8 @@ TEST_CASE("the environment of a rank") {
                                               "ZERORUN_JOB=of a job around us",
                                               "ZERORUN_LISTEN_FD=9",
                                               "ZERORUN_TERMINAL=1",
+                                              "ZERORUN_TIMELINE_RING=/of/a/job/around/us",
+                                              "ZERORUN_TIMELINE=users.tar",
                                               "CUDA_VISIBLE_DEVICES=7",
                                               "ZERORUN_DEVICE=cuda",
                                               "NCCL_MULTI_RANK_GPU_ENABLE=0",
@@ -120,6 +122,8 @@ TEST_CASE("the environment of a rank") {
   CHECK(value_of(rank2, "NCCL_LAUNCH_ORDER_IMPLICIT") == "1");
   CHECK(value_of(rank2, "NCCL_MULTI_RANK_GPU_ENABLE") == "0");
   CHECK(value_of(rank2, "ZERORUN_TERMINAL") == "(none)");
+  CHECK(value_of(rank2, "ZERORUN_TIMELINE_RING") == "(none)");
+  CHECK(value_of(rank2, "ZERORUN_TIMELINE") == "users.tar");
   CHECK(value_of(rank2, "TORCHELASTIC_USE_AGENT_STORE") == "(none)");
 
   job.terminal = true;
@@ -127,12 +131,19 @@ TEST_CASE("the environment of a rank") {
   job.device = "cpu";
   job.comm = "gloo";
   job.timeout_seconds = 600;
+  job.timeline = "/t.tar";
+  job.timeline_steps = "1:2";
+  job.timeline_rings = {"/ring0", "", "/ring2"};
   auto rank0 =
       rank_environment({"OMP_NUM_THREADS=8", "CUDA_VISIBLE_DEVICES=7", "ZERORUN_DEVICE=cuda"}, job, 0);
   CHECK(value_of(rank0, "ZERORUN_LISTEN_FD") == "5");
   CHECK(value_of(rank0, "ZERORUN_DEVICE") == "cpu");
   CHECK(value_of(rank0, "ZERORUN_COMM") == "gloo");
   CHECK(value_of(rank0, "ZERORUN_TERMINAL") == "1");
+  CHECK(value_of(rank0, "ZERORUN_TIMELINE") == "/t.tar");
+  CHECK(value_of(rank0, "ZERORUN_TIMELINE_STEPS") == "1:2");
+  CHECK(value_of(rank0, "ZERORUN_TIMELINE_RING") == "/ring0");
+  CHECK(value_of(rank_environment({}, job, 1), "ZERORUN_TIMELINE_RING") == "(none)");
   CHECK(value_of(rank0, "CUDA_VISIBLE_DEVICES") == "0,2");
   CHECK(value_of(rank0, "OMP_NUM_THREADS") == "8");
   CHECK(value_of(rank0, "ZERORUN_TIMEOUT") == "600");

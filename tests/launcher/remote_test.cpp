@@ -192,6 +192,8 @@ TEST_CASE("an order with any bytes is the same after it was encoded and decoded"
   order.comm = "gloo";
   order.timeout_seconds = 0.5;
   order.terminal = true;
+  order.timeline = "/t.tar";
+  order.timeline_steps = "1:2";
   order.grace = std::chrono::milliseconds(7);
   order.failure_grace = std::chrono::milliseconds(8);
   order.bind_cores = true;
