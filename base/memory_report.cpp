@@ -7,15 +7,21 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <utility>
 
 namespace zerorun {
 namespace {
 
-constexpr char kMemoryFile[] = "zerorun memory";
+// Says whose file it is, and how its entries look.
+std::string name_of_file() {
+  return "zerorun memory " + std::to_string(sizeof(MemoryNow));
+}
 
 constexpr std::array<const char*, kMemoryUses> kNames = {
     "parameters",
@@ -53,8 +59,6 @@ const char* text_of(MemoryRemedy remedy) {
       return "zero_optimization.offload_optimizer.device \"nvme\"";
     case MemoryRemedy::parameters_to_files:
       return "zero_optimization.offload_param.device \"nvme\", at stage 3";
-    case MemoryRemedy::fewer_buffers:
-      return "a smaller buffer_count in offload_optimizer or offload_param";
     case MemoryRemedy::smaller_sub_groups:
       return "a smaller zero_optimization.sub_group_size";
     case MemoryRemedy::fewer_live:
@@ -98,22 +102,26 @@ int64_t resident_bytes() {
 // The process's numbers, on the launcher's board or else in memory of its own.
 struct Numbers {
   std::mutex mutex;
-  MemoryNow own;
+  MemoryNow own{.process = ::getpid()};
   MemoryNow* now = &own;
   BytesByUse ended = {};  // of engines that have ended
   bool on_board = false;
 
   Numbers() {
     const char* local_rank = std::getenv("LOCAL_RANK");
-    const UniqueFd file = open_rank_file(kMemoryBoardVariable, kMemoryFile);
+    const UniqueFd file = open_rank_file(kMemoryBoardVariable, name_of_file().c_str());
     if (local_rank == nullptr || !file.is_open()) return;
     const size_t place = static_cast<size_t>(std::max(std::atoi(local_rank), 0)) * sizeof(MemoryNow);
     const off_t size = ::lseek(file.get(), 0, SEEK_END);
     if (size < static_cast<off_t>(place + sizeof(MemoryNow))) return;
     void* all = ::mmap(nullptr, static_cast<size_t>(size), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
     if (all == MAP_FAILED) return;
-    now = reinterpret_cast<MemoryNow*>(static_cast<std::byte*>(all) + place);
-    *now = {};
+    auto* entry = reinterpret_cast<MemoryNow*>(static_cast<std::byte*>(all) + place);
+    // A rank's child process may have inherited the variable.
+    const auto owner = static_cast<pid_t>(entry->process);
+    if (owner > 0 && (::kill(owner, 0) == 0 || errno != ESRCH)) return;
+    now = entry;
+    *now = {.process = ::getpid()};
     on_board = true;
   }
 
@@ -142,13 +150,19 @@ std::string row(const char* name, int64_t now, int64_t before) {
   return text.data();
 }
 
-// What was freed on the exception's way is still in the process's largest resident memory.
-void note_peak() {
+// The most that was ever resident.
+int64_t peak_bytes() {
   struct rusage usage {};
-  if (::getrusage(RUSAGE_SELF, &usage) != 0) return;
+  return ::getrusage(RUSAGE_SELF, &usage) == 0 ? int64_t{usage.ru_maxrss} << 10 : 0;
+}
+
+// What was freed on the exception's way counts, if there was never more before.
+void note_failure_to_allocate() {
   Numbers& all = numbers();
   const std::lock_guard lock(all.mutex);
-  all.now->resident = std::max(all.now->resident, int64_t{usage.ru_maxrss} << 10);
+  const int64_t peak = peak_bytes();
+  all.now->resident = peak > all.now->peak_before ? peak : resident_bytes();
+  all.now->has_failed = 1;
 }
 
 int64_t rest_of(int64_t resident, const BytesByUse& bytes) {
@@ -166,9 +180,9 @@ MemoryMeter::MemoryMeter(int rank, bool on_device, const RemediesByUse& remedies
   const std::lock_guard lock(all.mutex);
   all.forget_ended();
   all.now->rank = rank;
+  if (all.now->phase == MemoryPhase::no_engine) all.now->phase = MemoryPhase::initializing;
   all.now->on_device = on_device ? 1 : 0;
   all.now->remedies = remedies;
-  all.now->is_counted = 1;
 }
 
 MemoryMeter::~MemoryMeter() {
@@ -184,7 +198,8 @@ void MemoryMeter::update(const BytesByUse& bytes) {
   for (int use = 0; use < kMemoryUses; ++use) all.now->now[use] += bytes[use] - bytes_[use];
   bytes_ = bytes;
   all.now->resident = resident_bytes();
-  all.now->noted = 0;  // an earlier failure, which the program went on after
+  all.now->phase = MemoryPhase::counted;
+  all.now->noted = all.now->has_failed = 0;  // an earlier failure, which the program went on after
 }
 
 void MemoryMeter::end_step(int64_t steps, const BytesByUse& bytes) {
@@ -194,16 +209,22 @@ void MemoryMeter::end_step(int64_t steps, const BytesByUse& bytes) {
   all.now->step = steps;
   all.now->before = all.now->now;
   all.now->resident_before = all.now->resident;
+  all.now->peak_before = peak_bytes();
 }
 
 AllocatingFor::AllocatingFor(MemoryUse use, int64_t bytes)
-    : use_(use), bytes_(bytes), exceptions_(std::uncaught_exceptions()), notes_(notes) {}
-
-AllocatingFor::~AllocatingFor() {
-  if (std::uncaught_exceptions() == exceptions_ || notes != notes_) return;
-  ++notes;
+    : use_(use), bytes_(bytes), exceptions_(std::uncaught_exceptions()), notes_(notes) {
   Numbers& all = numbers();
   const std::lock_guard lock(all.mutex);
+  outer_ = std::exchange(all.now->allocating, static_cast<int64_t>(use) + 1);
+}
+
+AllocatingFor::~AllocatingFor() {
+  Numbers& all = numbers();
+  const std::lock_guard lock(all.mutex);
+  all.now->allocating = outer_;
+  if (std::uncaught_exceptions() == exceptions_ || notes != notes_) return;
+  ++notes;
   all.now->use = use_;
   all.now->wanted = bytes_;
   all.now->noted = 1;
@@ -214,40 +235,57 @@ const char* name_of(MemoryUse use) {
 }
 
 bool tells_of_lack_of_memory(std::string_view what) {
-  constexpr std::array kWords = {"std::bad_alloc",     "Cannot allocate memory",    "can't allocate memory",
-                                 "CUDA out of memory", "CUDA error: out of memory", "MemoryError"};
+  constexpr std::array kWords = {"std::bad_alloc", "Cannot allocate memory", "can't allocate memory",
+                                 "CUDA out of memory", "CUDA error: out of memory", "MemoryError",
+                                 // ZeroRun's own errors, of the host's, a GPU's and page-locked memory
+                                 "bytes of memory left", "page-locked memory left",
+                                 "cudaErrorMemoryAllocation"};
   return std::ranges::any_of(kWords,
                              [&](const char* words) { return what.find(words) != std::string_view::npos; });
 }
 
 std::vector<std::string> memory_report(const MemoryNow& memory, bool allocation_failed) {
-  if (memory.is_counted == 0) return {};
-  BytesByUse now = memory.now;
-  BytesByUse before = memory.before;
+  if (memory.phase == MemoryPhase::no_engine) return {};
   constexpr auto kOther = static_cast<int>(MemoryUse::other);
-  if (memory.on_device == 0) {
-    now[kOther] = rest_of(memory.resident, memory.now);
-    before[kOther] = rest_of(memory.resident_before, memory.before);
+  constexpr int kUnknown = -1;
+  std::vector<std::string> lines;
+  int wanted = kUnknown;
+  if (memory.phase == MemoryPhase::counted) {
+    BytesByUse now = memory.now;
+    BytesByUse before = memory.before;
+    if (memory.on_device == 0) {
+      now[kOther] = rest_of(memory.resident, memory.now);
+      before[kOther] = rest_of(memory.resident_before, memory.before);
+    }
+    lines.push_back("memory of rank " + std::to_string(memory.rank) + " in MiB, in step " +
+                    std::to_string(memory.step + 1) +
+                    " when it was last counted, and after the step before:");
+    int64_t most = 0;
+    for (int use = 0; use < kMemoryUses; ++use) {
+      if (now[use] - before[use] > most) {
+        most = now[use] - before[use];
+        wanted = use;
+      }
+      if (now[use] != 0 || before[use] != 0) lines.push_back(row(kNames[use], now[use], before[use]));
+    }
+    lines.push_back(row("resident memory of the process", memory.resident, memory.resident_before));
+    if (most > 0)
+      lines.push_back(std::string("grew most: ") + kNames[wanted] + ", by " + mebibytes(most) + " MiB");
+  } else {
+    lines.push_back("memory of rank " + std::to_string(memory.rank) + ": it ran out in initialize()");
   }
-  std::vector<std::string> lines = {"memory of rank " + std::to_string(memory.rank) + " in MiB, in step " +
-                                    std::to_string(memory.step + 1) +
-                                    " when it was last counted, and after the step before:"};
-  int grown = 0;
-  for (int use = 0; use < kMemoryUses; ++use) {
-    if (now[use] - before[use] > now[grown] - before[grown]) grown = use;
-    if (now[use] != 0 || before[use] != 0) lines.push_back(row(kNames[use], now[use], before[use]));
-  }
-  lines.push_back(row("resident memory of the process", memory.resident, memory.resident_before));
-  if (now[grown] > before[grown])
-    lines.push_back(std::string("grew most: ") + kNames[grown] + ", by " +
-                    mebibytes(now[grown] - before[grown]) + " MiB");
-  int wanted = grown;
-  if (allocation_failed) {
-    wanted = memory.noted != 0 ? std::min(static_cast<int>(memory.use), kOther) : kOther;
-    const std::string bytes =
-        memory.noted != 0 && memory.wanted > 0 ? mebibytes(memory.wanted) + " MiB " : "";
+  if (memory.noted != 0 && allocation_failed) {
+    wanted = std::min(static_cast<int>(memory.use), kOther);
+    const std::string bytes = memory.wanted > 0 ? mebibytes(memory.wanted) + " MiB " : "";
     lines.push_back("memory was wanted: " + bytes + "for " + kNames[wanted]);
+  } else if (allocation_failed) {
+    wanted = kOther;
+    lines.push_back(std::string("memory was wanted: for ") + kNames[wanted]);
+  } else if (memory.allocating > 0 && memory.allocating <= kMemoryUses) {
+    wanted = static_cast<int>(memory.allocating) - 1;
+    lines.push_back(std::string("memory was being filled: for ") + kNames[wanted]);
   }
+  if (wanted == kUnknown) return lines;
   std::string remedies;
   for (const MemoryRemedy remedy : memory.remedies[wanted])
     if (remedy != MemoryRemedy::none)
@@ -264,14 +302,14 @@ MemoryNow memory_now() {
 
 std::string memory_report_of(std::string_view what) {
   if (!tells_of_lack_of_memory(what)) return {};
-  note_peak();
+  note_failure_to_allocate();
   if (numbers().on_board) return {};
   std::string text;
   for (const std::string& line : memory_report(memory_now(), true)) text += '\n' + line;
   return text;
 }
 
-MemoryBoard::MemoryBoard(int ranks) : file_(kMemoryFile, sizeof(MemoryNow), ranks) {}
+MemoryBoard::MemoryBoard(int ranks) : file_(name_of_file().c_str(), sizeof(MemoryNow), ranks) {}
 
 MemoryNow MemoryBoard::of(int local_rank) const {
   MemoryNow memory;

@@ -46,7 +46,6 @@ enum class MemoryRemedy : uint8_t {
   states_to_cpu,
   states_to_files,
   parameters_to_files,
-  fewer_buffers,
   smaller_sub_groups,
   fewer_live,
   less_prefetch,
@@ -64,16 +63,22 @@ enum class MemoryRemedy : uint8_t {
 };
 using RemediesByUse = std::array<std::array<MemoryRemedy, 3>, kMemoryUses>;
 
+enum class MemoryPhase : int64_t { no_engine, initializing, counted };
+
 /// The numbers of one process. Plain memory: the launcher may read it while the process writes.
 struct MemoryNow {
-  int64_t rank = 0;             // in the job
-  int64_t is_counted = 0;       // an engine has counted
+  int64_t rank = 0;     // in the job
+  int64_t process = 0;  // whose numbers these are; 0: nobody has written here
+  MemoryPhase phase = MemoryPhase::no_engine;
   int64_t on_device = 0;        // whether the bytes are a GPU's, beside which `resident` is the host's
   int64_t step = 0;             // optimizer steps that have ended
   BytesByUse now = {};          // `other` is computed for the report
   BytesByUse before = {};       // at the end of the last step
   int64_t resident = 0;         // of the process; after a failed allocation the most so far
   int64_t resident_before = 0;  // at the end of the last step
+  int64_t peak_before = 0;      // the most that was resident until then
+  int64_t has_failed = 0;       // an error has told of a lack of memory
+  int64_t allocating = 0;       // the use + 1 for which memory is being allocated; 0: none
   int64_t noted = 0;            // whether `use` and `wanted` are those of a failed allocation
   MemoryUse use = {};
   int64_t wanted = 0;  // bytes; 0: not known
@@ -98,8 +103,8 @@ class MemoryMeter {
   BytesByUse bytes_ = {};
 };
 
-/// During its lifetime this thread allocates memory for `use`. If an exception ends it, the use is noted,
-/// unless an inner scope has noted its own.
+/// During its lifetime this thread allocates memory for `use` and fills it. If an exception ends it, the use
+/// is noted, unless an inner scope has noted its own.
 class AllocatingFor {
  public:
   explicit AllocatingFor(MemoryUse use, int64_t bytes = 0);
@@ -112,6 +117,7 @@ class AllocatingFor {
   int64_t bytes_;
   int exceptions_;
   int64_t notes_;
+  int64_t outer_;
 };
 
 /// What the report calls a use.
@@ -120,8 +126,8 @@ const char* name_of(MemoryUse use);
 /// Whether an exception with this text, of the C++ library, LibTorch or Python, says that memory ran out.
 bool tells_of_lack_of_memory(std::string_view what);
 
-/// The lines of the report. `allocation_failed`: false if the kernel killed the process instead. Empty if no
-/// engine has counted anything.
+/// The lines of the report. `allocation_failed`: false if the kernel killed the process instead. Empty if
+/// there was no engine.
 std::vector<std::string> memory_report(const MemoryNow& memory, bool allocation_failed);
 
 /// The numbers of this process.

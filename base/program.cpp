@@ -37,7 +37,7 @@ void tell(const std::string& rank, const std::string& message) {
 
 // Reports an error that all ranks throw. Ranks other than 0 first wait. Usually the launcher ends them
 // meanwhile, so only rank 0 reports the error (see run_program()). Rank 0's message has no rank number.
-int tell_once(const std::string& rank, const char* message, int exit_code) {
+int tell_once(const std::string& rank, const std::string& message, int exit_code) {
   if (!rank.empty() && rank != "0") std::this_thread::sleep_for(std::chrono::seconds(4));
   tell(rank == "0" ? "" : rank, message);
   return exit_code;
@@ -92,9 +92,9 @@ int run_program(const std::function<int()>& body) {
     const int result = body();
     return result == 0 && has_failed ? 1 : result;
   } catch (const UserError& error) {
-    return tell_once(rank, error.what(), 2);
+    return tell_once(rank, error.what() + memory_report_of(error.what()), 2);
   } catch (const TrainingError& error) {
-    return tell_once(rank, error.what(), 1);
+    return tell_once(rank, error.what() + memory_report_of(error.what()), 1);
   } catch (const std::exception& error) {
     tell(rank, without_backtrace(error.what()) + memory_report_of(error.what()));
     return 1;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/rank_wait.h"
 #include "base/timeline.h"
 #include "comm/deadline.h"
 #include "comm/notices.h"
@@ -139,7 +140,7 @@ class ThreadGroup {
     std::unique_lock lock(mutex_);
     const bool waits = timeline::is_on() && !meeting.done;
     const std::vector<int> others = waits ? absent(meeting) : std::vector<int>();
-    const TimelineSpan span(TimelineName::wait_for_ranks, others.empty() ? -1 : ranks_[others.front()]);
+    const RankWait wait(TimelineName::wait_for_ranks, others.empty() ? -1 : ranks_[others.front()]);
     if (await(lock, rank, what, deadline, [&] { return meeting.done; })) return;
     for (int other : absent(meeting)) {
       if (waiting_[other].empty() || waiting_[other] == what) continue;
@@ -209,7 +210,7 @@ class ThreadGroup {
   void await_message(std::unique_lock<std::mutex>& lock, const MessageCall& call, const Deadline& deadline,
                      Condition done) {
     const int rank = call.is_send ? call.sender : call.receiver;
-    const TimelineSpan span(TimelineName::wait_for_message, ranks_[call.other()]);
+    const RankWait wait(TimelineName::wait_for_message, ranks_[call.other()]);
     if (await(lock, rank, describe(call, ranks_), deadline, done)) return;
     const std::string& theirs = waiting_[call.other()];
     throw CommError(

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/narrow_floats.h"
+#include "base/progress_bar.h"
 #include "checkpoint/safetensors_folder.h"
 
 namespace zerorun::convert {
@@ -108,6 +109,7 @@ class Exporter {
       tensor.dtype = training_dtype(dtype) ? safetensors_name(options.dtype) : dtype;
       tensor.shape = parameter.shape;
       sources_.push_back({name, state, dtype, numel});
+      numel_ += numel;
       result_.bytes += tensor.bytes();
     }
     result_.tensors = static_cast<int64_t>(tensors_.size());
@@ -115,7 +117,9 @@ class Exporter {
 
   ExportedModel run(checkpoint::FileSystem& files, const std::filesystem::path& folder) && {
     SafetensorsFolder output(files, folder, tensors_, options_.max_shard_bytes, "model", Replaceable::none);
+    ProgressBar bar("exporting", numel_, /*shows=*/true);
     for (const Source& source : sources_) {
+      bar.advance(source.numel);
       const checkpoint::SavedParameter& parameter = saved_.manifest().parameters.at(source.parameter);
       if (source.numel == 0) continue;
       if (parameter.split) {
@@ -187,6 +191,7 @@ class Exporter {
   checkpoint::SavedState& saved_;
   const ExportOptions& options_;
   std::vector<TensorToStore> tensors_;
+  int64_t numel_ = 0;
   std::vector<Source> sources_;  // one per tensor
   ExportedModel result_;
   std::vector<std::byte> read_;

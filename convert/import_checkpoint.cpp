@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/progress_bar.h"
 #include "checkpoint/publication.h"
 #include "checkpoint/state_file.h"
 
@@ -120,7 +121,9 @@ ImportedCheckpoint import_checkpoint(checkpoint::FileSystem& files, const DeepSp
                                     static_cast<size_t>(source.facts.world_size), source.facts.numbers),
                                 .client_state = source.facts.client_state};
   FileWriter writer(files, publication.folder(), manifest);
+  ProgressBar bar("importing", static_cast<int64_t>(source.parameters.size()), /*shows=*/true);
   for (const auto& [name, parameter] : source.parameters) {
+    bar.advance(1);
     manifest.parameters[name] = parameter.facts;
     for (const auto& [state_name, state] : parameter.states) writer.add(name, state_name, state);
   }

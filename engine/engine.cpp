@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/progress_bar.h"
 #include "comm/agreement.h"
 #include "device/dtypes.h"
 #include "engine/engine_state.h"
@@ -88,6 +89,13 @@ std::filesystem::path Engine::save_checkpoint(const std::filesystem::path& direc
 }
 
 void Engine::wait_for_checkpoint() {
+  constexpr std::chrono::milliseconds kInterval(20);
+  CheckpointProgress progress = checkpoint_progress();
+  ProgressBar bar("writing the checkpoint", progress.bytes, communicator().rank() == 0);
+  for (; bar.shows() && progress.is_writing; progress = checkpoint_progress()) {
+    bar.show(progress.written);
+    std::this_thread::sleep_for(kInterval);
+  }
   state_->checkpoints.wait();
 }
 

@@ -272,6 +272,7 @@ class Engine {
 
  private:
   friend class GatherScope;
+  friend class LiveLine;
   friend class ParameterStates;
   friend void verify_plan(Engine& engine, const Model& whole,
                           const std::function<at::Tensor()>& loss_of_whole,

@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/memory_report.h"
 #include "base/program.h"
 #include "base/timeline.h"
 #include "device/dtypes.h"
@@ -110,7 +109,6 @@ void EngineState::sum_over(Communicator& ranks, int bucket) {
 }
 
 void EngineState::make_directions() {
-  const AllocatingFor use(MemoryUse::buckets);
   StepTimer::Scope scope(timer, Phase::update);
   checkpoints.keep_all();
   const std::span<const at::Tensor> directions = optimizer->make_directions(averaging.after * loss_scale());
@@ -126,7 +124,6 @@ bool EngineState::waits_for_facts() const {
 }
 
 void EngineState::update() {
-  const AllocatingFor use(MemoryUse::buckets);
   StepTimer::Scope scope(timer, Phase::update);
   checkpoints.keep_all();
   // With updates on the host, the rest of this function runs on the copy stream, which sends new values to

@@ -169,8 +169,10 @@ FlopTotals FlopCounter::totals() const {
 }
 
 void FlopsProfiler::begin(int64_t steps) {
-  if (!options_.config.enabled || !options_.is_counted || steps != options_.config.profile_step) return;
+  reports_ = options_.config.enabled && options_.is_counted && steps == options_.config.profile_step;
+  if (!reports_ && !is_wanted_) return;
   if (of_thread) {
+    if (!reports_) return;
     log_warning(
         "flops_profiler: another engine of this process counts the operations of this step: this one's are "
         "not counted");
@@ -186,6 +188,9 @@ void FlopsProfiler::end() {
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin_;
   const FlopTotals totals = counter_->totals();
   counter_.reset();
+  model_flops_ = totals.model();
+  is_wanted_ = false;
+  if (!reports_) return;
   const std::string text = describe(totals, step_, options_.parameters,
                                     options_.asynchronous ? 0 : time.count(), options_.config.detailed);
   const std::string& file = options_.config.output_file;

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "config/monitoring_config.h"
@@ -46,6 +47,10 @@ class FlopsProfiler {
     bool asynchronous = false;
   };
   explicit FlopsProfiler(Options options) : options_(std::move(options)) {}
+  /// Has one of the next steps counted, without a report.
+  void count_a_step() { is_wanted_ = true; }
+  /// The model FLOPs of the step that was counted last; absent: none was.
+  std::optional<int64_t> model_flops() const { return model_flops_; }
   /// Begins to count if `steps` optimizer steps have ended, and the next one is to be profiled.
   void begin(int64_t steps);
   /// Ends the counting before the update, and prints the report.
@@ -54,6 +59,9 @@ class FlopsProfiler {
  private:
   Options options_;
   std::unique_ptr<FlopCounter> counter_;  // null: not counting
+  bool is_wanted_ = false;                // a step is to be counted
+  bool reports_ = false;                  // what is counted now
+  std::optional<int64_t> model_flops_;
   int64_t step_ = 0;
   std::chrono::steady_clock::time_point begin_;
 };

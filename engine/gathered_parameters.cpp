@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/memory_report.h"
 #include "comm/agreement.h"
 #include "engine/engine_state.h"
 #include "zero/interception.h"
@@ -223,6 +224,7 @@ void GatherScope::keep_writes() {
 
 void GatherScope::keep_values() {
   if (!modifier_rank_ || !is_modifier()) return;
+  const AllocatingFor scope(MemoryUse::gathered);
   const c10::NoGradGuard no_grad;
   for (size_t position = 0; position < count(); ++position) {
     const bool undone = position < bucketed_.size() && state_->residency &&

@@ -2,6 +2,7 @@
 
 #include <variant>
 
+#include "base/memory_report.h"
 #include "device/dtypes.h"
 #include "engine/state_placement.h"
 
@@ -29,6 +30,7 @@ HostUpdate::HostUpdate(const SliceStore& store, const Buckets& buckets, const Gr
     } else if (!buckets.are_rounded() && store.at(bucket, kMaster).home == Home::host) {
       values_.push_back(store.at(bucket, kMaster).own);
     } else {
+      const AllocatingFor scope(MemoryUse::on_host, static_cast<int64_t>(shard.nbytes()));
       values_.push_back(device_->allocate_on_host(shard.numel(), shard.scalar_type()));
       bytes_ += static_cast<int64_t>(shard.nbytes());
     }

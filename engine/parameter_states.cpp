@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/memory_report.h"
 #include "engine/engine_state.h"
 
 namespace zerorun {
@@ -81,6 +82,7 @@ at::Tensor ParameterStates::part_of(int parameter, const at::Tensor& values) con
 // `own`: this rank's slice of the parameter's bucket, in fp32.
 at::Tensor ParameterStates::gather(int parameter, const at::Tensor& own, const std::string& what) const {
   const int bucket = state_->buckets.bucket_of(parameter);
+  const AllocatingFor scope(MemoryUse::gathered);
   const at::Tensor whole = at::empty({state_->store.layout(bucket).numel}, own.options());
   state_->mesh.data().all_gather(whole, own, what + " of bucket " + std::to_string(bucket))->wait();
   const at::Tensor of_rank = state_->buckets.view(parameter, whole);

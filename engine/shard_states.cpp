@@ -95,7 +95,8 @@ at::Tensor ShardStates::lend_moment(const Shard& shard, const char* name) {
     const int64_t numel = policy_.replicate_update ? layout.numel : layout.slice_numel;
     Device& device = communicator_->device();
     const at::ScalarType dtype = scalar_type(precision_->moments);
-    const AllocatingFor scope(MemoryUse::moments, numel * size_of(precision_->moments));
+    const AllocatingFor scope(host_update_ ? MemoryUse::on_host : MemoryUse::moments,
+                              numel * size_of(precision_->moments));
     store_->put(shard.bucket, StateKind::moment, name, extent,
                 host_update_ ? device.allocate_on_host(numel, dtype) : device.allocate(numel, dtype),
                 host_update_ ? Home::host : Home::device);

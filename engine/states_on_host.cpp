@@ -14,6 +14,7 @@ StatesOnHost::Moved& StatesOnHost::find_or_add(const StateTensor& state) {
   const auto found =
       std::ranges::find_if(moved_, [&](const Moved& moved) { return moved.memory.is_same(memory); });
   if (found != moved_.end()) return *found;
+  const AllocatingFor scope(MemoryUse::on_host, static_cast<int64_t>(memory.nbytes()));
   return moved_.emplace_back(
       Moved{.memory = memory,
             .on_host = communicator_->device().allocate_on_host(memory.numel(), memory.scalar_type()),

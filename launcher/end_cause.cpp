@@ -123,7 +123,7 @@ std::string cause_of_disk(const EndEvidence& evidence, const std::vector<std::st
 std::vector<std::string> lack_of_memory(const EndEvidence& evidence, MemoryNow memory) {
   if (signal_of(evidence.wait_status) != SIGKILL) {
     const bool failed = describe_cause(evidence).starts_with(kAllocationFailed);
-    return failed ? memory_report(memory, true) : std::vector<std::string>();
+    return failed || memory.has_failed != 0 ? memory_report(memory, true) : std::vector<std::string>();
   }
   const OomVerdict verdict = oom_verdict(evidence);
   if (verdict != OomVerdict::killed && verdict != OomVerdict::maybe) return {};

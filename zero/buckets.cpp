@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/progress_bar.h"
 #include "device/dtypes.h"
 #include "device/tensor_run.h"
 
@@ -117,8 +118,14 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
   written_.resize(store_->count());
   if (options.shared && store.value_files())
     shared_gathers_ = std::make_unique<SharedGathers>(store_->count(), communicator);
+  int64_t numel = 0;
+  for (const BucketLayout& bucket : store.layout().buckets) numel += bucket.numel;
+  ProgressBar bar("building the model", numel, communicator.rank_in_job(communicator.rank()) == 0);
   try {
-    for (int bucket = 0; bucket < store_->count(); ++bucket) move_in(bucket);
+    for (int bucket = 0; bucket < store_->count(); ++bucket) {
+      move_in(bucket);
+      bar.advance(store_->layout(bucket).numel);
+    }
   } catch (...) {
     leave();  // here, because the destructor will not run
     throw;

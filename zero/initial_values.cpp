@@ -42,6 +42,7 @@ at::Tensor Buckets::allocate_values(int bucket) {
 // values, the local tensor `exact` holds these values; otherwise `exact` is `flat`.
 void Buckets::move_in(int bucket) {
   const BucketLayout& bucket_layout = store_->layout(bucket);
+  const AllocatingFor scope(MemoryUse::parameters);
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
   at::Tensor flat = allocate_values(bucket);
   const bool wants_exact = options_.master_from_fp32 && has_master(bucket) && are_rounded();
@@ -141,7 +142,8 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
     const Extent extent = options_.whole_master ? Extent::bucket : Extent::slice;
     const at::Tensor updated = options_.whole_master ? exact : store_->slice_of(bucket, exact, rank_);
     const at::ScalarType master_dtype = scalar_type(options_.master);
-    const AllocatingFor scope(MemoryUse::master, updated.numel() * size_of(options_.master));
+    const AllocatingFor scope(options_.master_on_host ? MemoryUse::on_host : MemoryUse::master,
+                              updated.numel() * size_of(options_.master));
     at::Tensor master = options_.master_on_host ? device_->allocate_on_host(updated.numel(), master_dtype)
                                                 : device_->allocate(updated.numel(), master_dtype);
     store_->put(bucket, StateKind::master, kMaster, extent, master.copy_(updated),
@@ -155,7 +157,8 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
       return;
     }
     const bool on_host = options_.shards_on_host;
-    const AllocatingFor scope(MemoryUse::parameters, static_cast<int64_t>(own.nbytes()));
+    const AllocatingFor scope(on_host ? MemoryUse::on_host : MemoryUse::parameters,
+                              static_cast<int64_t>(own.nbytes()));
     at::Tensor shard = on_host ? device_->allocate_on_host(own.numel(), flat.scalar_type())
                                : communicator_->allocate(own.numel(), flat.scalar_type());
     store_->put(bucket, StateKind::value, kValue, Extent::slice, shard.copy_(own),

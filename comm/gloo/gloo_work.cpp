@@ -10,6 +10,8 @@
 
 #include "base/broken_pipes.h"
 #include "base/error.h"
+#include "base/memory_report.h"
+#include "base/rank_wait.h"
 #include "base/timeline.h"
 #include "comm/rank_order_sum.h"
 
@@ -89,6 +91,7 @@ at::Tensor GlooScratch::take(int64_t numel, at::ScalarType dtype) {
       bytes_ -= largest->numel();
       free_.erase(largest);
     }
+    const AllocatingFor scope(MemoryUse::messages, wanted);
     bytes = at::empty({wanted}, at::TensorOptions().dtype(at::kByte));
     bytes_ += wanted;
   }
@@ -214,7 +217,7 @@ void GlooWork::finish(std::vector<GlooTransfer>& messages, const Deadline& deadl
   std::vector<int> late;
   std::string reason;
   for (const GlooTransfer& posted : messages) {
-    const TimelineSpan span(TimelineName::wait_for_ranks, links_->ranks[posted.rank]);
+    const RankWait wait(TimelineName::wait_for_ranks, links_->ranks[posted.rank]);
     const bool first = lost.empty() && late.empty();
     const std::string failure = posted.await(first ? deadline.remaining() : std::chrono::milliseconds(1));
     if (failure.empty()) continue;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/fnv1a.h"
+#include "base/rank_wait.h"
 #include "base/timeline.h"
 #include "comm/nontemporal.h"
 #include "comm/shared_memory/rank_transfers.h"
@@ -166,7 +167,7 @@ bool SharedMessages::is_awaited(const MessageWait& theirs) const {
 // Returns the error that ends the wait, or an empty text.
 std::string SharedMessages::wait_for(const MessageCall& call, const std::function<bool()>& reached) const {
   if (reached()) return "";
-  const TimelineSpan span(TimelineName::wait_for_message, in_job(call.other()));
+  const RankWait wait(TimelineName::wait_for_message, in_job(call.other()));
   const Deadline deadline(timeout_);
   const std::string words = describe(call, ranks_);
   return all_.wait({.what = {.group = group_, .which = {}, .message = wait_of(call)},

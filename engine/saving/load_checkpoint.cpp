@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/file_path.h"
+#include "base/memory_report.h"
 #include "checkpoint/publication.h"
 #include "checkpoint/saved_state.h"
 #include "comm/agreement.h"
@@ -71,6 +72,7 @@ void check_same_everywhere(const checkpoint::Manifest& manifest, const fs::path&
 
 RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory, const std::string& tag,
                                    const RestoreOptions& options, checkpoint::FileSystem& files) {
+  const AllocatingFor scope(MemoryUse::checkpoint);
   c10::NoGradGuard no_grad;
   state.check_knows_parts("engine.load_checkpoint");
   state.finish_open_step();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/progress_bar.h"
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/saving/restart_items.h"
 
@@ -43,8 +44,13 @@ void Restore::read_slices() {
     for (int bucket = 0; bucket < state_->buckets.trained_count(); ++bucket)
       state_->mesh.data().device().zero(state_->store.at(bucket, kGradient).memory);
   }
-  for (int bucket = 0; bucket < state_->store.count(); ++bucket)
+  int64_t numel = 0;
+  for (const BucketLayout& bucket : state_->store.layout().buckets) numel += bucket.numel;
+  ProgressBar bar("loading the checkpoint", numel, state_->mesh.world().rank() == 0);
+  for (int bucket = 0; bucket < state_->store.count(); ++bucket) {
     state_->store.with_values(bucket, ValueUse::change, [&] { read_slice(bucket); });
+    bar.advance(state_->store.layout(bucket).numel);
+  }
   state_->store.finish_generation();
 }
 

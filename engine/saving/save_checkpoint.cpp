@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/file_path.h"
+#include "base/memory_report.h"
 #include "checkpoint/checksums.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/publication.h"
@@ -222,6 +223,7 @@ at::Tensor on_host(const at::Tensor& tensor, bool copy) {
 }
 
 checkpoint::FileToWrite file_of_buffers(const EngineState& state) {
+  const AllocatingFor scope(MemoryUse::checkpoint);
   checkpoint::FileToWrite file{.name = name_of_buffers_file(state), .metadata = metadata_of(), .ranges = {}};
   for (const NamedTensor& other : state.unbucketed) {
     if (other.is_buffer && !is_tied_behind(other))
@@ -234,6 +236,7 @@ checkpoint::FileToWrite file_of_buffers(const EngineState& state) {
 // program's writes to them, so a digest of the values shows whether the file of an earlier checkpoint is
 // still current.
 checkpoint::FileToWrite file_of_frozen(EngineState& state) {
+  const AllocatingFor scope(MemoryUse::checkpoint);
   checkpoint::FileToWrite file{
       .name = name_of_frozen_file(state), .metadata = metadata_of(), .ranges = {}, .is_frozen = true};
   std::vector<at::Tensor> values;

@@ -3,6 +3,8 @@
 #include <span>
 #include <utility>
 
+#include "base/memory_report.h"
+
 namespace zerorun {
 namespace {
 
@@ -32,6 +34,7 @@ void StatePins::begin() {
 }
 
 std::shared_ptr<checkpoint::MemorySnapshot> StatePins::pin(const at::Tensor& tensor, CopyTime time) {
+  const AllocatingFor scope(MemoryUse::checkpoint, static_cast<int64_t>(tensor.nbytes()));
   if (!device_->streams().asynchronous()) return pinned(time == CopyTime::at_once ? tensor.clone() : tensor);
   at::Tensor copy = host_memory(tensor);
   if (time == CopyTime::at_once) {

@@ -4,6 +4,7 @@
 #include <zerorun/communicator.h>     // Communicator, connect: the other ranks
 #include <zerorun/config.h>           // Config, load_config: ds_config.json
 #include <zerorun/engine.h>           // initialize, Engine
+#include <zerorun/live_line.h>        // LiveLine: a line that shows how training goes
 #include <zerorun/optimizer.h>        // ZeroRedundancyOptimizer, enable_zero: without a config
 #include <zerorun/parameters.h>       // DeferredInit, GatheredParameters: partitioned parameters
 #include <zerorun/pipeline.h>         // Pipeline, measure_layers: layers divided among stages

@@ -36,7 +36,7 @@ void set_text(PyObject* type, const char* text) {
 }
 
 void set(PyObject* type, const std::exception& exception) {
-  set_text(type, exception.what());
+  set_text(type, (exception.what() + memory_report_of(exception.what())).c_str());
 }
 
 // Leaves out LibTorch's C++ backtrace, which is part of what().

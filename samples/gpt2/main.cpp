@@ -6,6 +6,7 @@
 #include <zerorun/zerorun.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -207,12 +208,11 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
   const bool talks = engine.communicator().rank() == 0;
   const int64_t first = engine.global_steps();
   std::optional<CsvLog> csv;
-  std::optional<Progress> progress;
   if (talks && !options.csv.empty()) csv.emplace(options.csv, first);
-  if (talks) {
-    progress.emplace(first, options.steps, data.train_batch_size() * options.seq,
-                     engine.config().steps_per_print);
-  }
+  const int64_t tokens_per_step = data.train_batch_size() * options.seq;
+  zerorun::LiveLine live(engine, {.steps = options.steps, .tokens_per_step = tokens_per_step});
+  std::optional<StepRecord> first_record, last_record;
+  const auto begin = std::chrono::steady_clock::now();
   engine.train();
   std::optional<StartedStep> started;
   const auto finish = [&] {
@@ -220,7 +220,10 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
     const StepRecord record = finish_step(*started, engine);
     started.reset();
     if (csv) csv->write(record);
-    if (progress) progress->step_done(record);
+    if (!first_record) first_record = record;
+    last_record = record;
+    live.show(
+        {.steps = record.step + 1, .loss = record.loss, .lr = record.lr, .grad_norm = record.grad_norm});
   };
   for (int64_t step = first; step < options.steps; ++step) {
     if (is_divided(engine)) {
@@ -235,6 +238,7 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
     const bool evaluates = is_due(options.eval_every) && !ends;
     const bool saves = !options.save_dir.empty() && (is_due(options.save_every) || ends);
     if (evaluates || saves || ends) finish();
+    if (evaluates) live.end();
     if (evaluates) show_evaluation(options, model, engine, held_out);
     if (saves) {
       engine.save_checkpoint(
@@ -243,8 +247,13 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
     }
     if (ends) break;
   }
-  if (progress) progress->finish();
-  await_checkpoint(engine);
+  live.end();
+  if (talks && first_record) {
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+    std::printf("%s", summary(*first_record, *last_record, tokens_per_step, time.count()).c_str());
+    std::fflush(stdout);
+  }
+  engine.wait_for_checkpoint();
   if (!talks) return;
   const int64_t steps = engine.global_steps() - first;
   if (engine.mesh().data().world_size() == 1 || is_divided(engine) || steps <= 0) return;

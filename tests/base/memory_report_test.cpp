@@ -19,8 +19,11 @@ std::string text_of(const MemoryNow& memory, bool allocation_failed) {
 }
 
 MemoryNow example() {
-  MemoryNow memory{
-      .rank = 3, .is_counted = 1, .step = 11, .resident = 900 * kMib, .resident_before = 300 * kMib};
+  MemoryNow memory{.rank = 3,
+                   .phase = MemoryPhase::counted,
+                   .step = 11,
+                   .resident = 900 * kMib,
+                   .resident_before = 300 * kMib};
   memory.now[static_cast<int>(MemoryUse::parameters)] = 100 * kMib;
   memory.before[static_cast<int>(MemoryUse::parameters)] = 100 * kMib;
   memory.now[static_cast<int>(MemoryUse::gathered)] = 50 * kMib;
@@ -65,6 +68,19 @@ TEST_CASE("A failed allocation is named by the scope it was in, and else it was 
   CHECK_NOTHROW(text_of(memory, true));
 }
 
+TEST_CASE("A kill names what memory was being filled for, and what ran out in initialize() is not counted") {
+  MemoryNow memory = example();
+  memory.allocating = static_cast<int64_t>(MemoryUse::gathered) + 1;
+  CHECK_THAT(text_of(memory, false), Contains("memory was being filled: for gathered parameters\n") &&
+                                         Contains("stage3_max_live_parameters"));
+  memory.phase = MemoryPhase::initializing;
+  CHECK_THAT(text_of(memory, false), Contains("memory of rank 3: it ran out in initialize()\n") &&
+                                         Contains("for gathered parameters") && !Contains("grew"));
+  memory.allocating = 99;  // of a rank that writes something else
+  CHECK_THAT(text_of(memory, false), !Contains("filled"));
+  CHECK(text_of(MemoryNow(), true).empty());
+}
+
 TEST_CASE("On a GPU the resident memory is not what the uses have") {
   MemoryNow memory = example();
   memory.on_device = 1;
@@ -107,9 +123,11 @@ TEST_CASE("Texts that tell of a lack of memory") {
   CHECK(tells_of_lack_of_memory("std::bad_alloc"));
   CHECK(
       tells_of_lack_of_memory("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."));
+  CHECK(tells_of_lack_of_memory("GPU 0 has no 5 bytes of memory left (1 free): out of memory"));
   CHECK(tells_of_lack_of_memory("CUDA out of memory. Tried to allocate 2.00 GiB"));
   CHECK_FALSE(tells_of_lack_of_memory("rank 1 ran out of steps"));
   MemoryMeter meter(0, false, {});
+  meter.update({});
   CHECK_THAT(memory_report_of("std::bad_alloc"), Contains("\nmemory of rank 0 in MiB"));
   CHECK(memory_report_of("another error").empty());
 }

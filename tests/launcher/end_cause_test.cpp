@@ -224,9 +224,10 @@ TEST_CASE("end: a failed check, a failed allocation, a full disk") {
 }
 
 TEST_CASE("end: what a rank's memory was used for, if it ran out or may have") {
-  MemoryNow memory{.rank = 1, .is_counted = 1, .step = 4, .resident = 1 << 20};
+  zerorun::MemoryNow memory{
+      .rank = 1, .phase = zerorun::MemoryPhase::counted, .step = 4, .resident = 1 << 20};
   memory.noted = 1;
-  memory.use = MemoryUse::gradients;
+  memory.use = zerorun::MemoryUse::gradients;
   const auto report = [&](const EndEvidence& evidence) {
     std::string text;
     for (const std::string& line : lack_of_memory(evidence, memory)) text += line + '\n';
@@ -234,6 +235,9 @@ TEST_CASE("end: what a rank's memory was used for, if it ran out or may have") {
   };
   CHECK(report({.wait_status = exited(1), .last_lines = {"error: another"}}).empty());
   CHECK(report({.wait_status = killed_by(SIGSEGV)}).empty());
+  memory.has_failed = 1;  // the program has said so elsewhere than on stderr
+  CHECK_THAT(report({.wait_status = exited(3)}), Contains("memory was wanted: for gradients"));
+  memory.has_failed = 0;
   CHECK_THAT(report({.wait_status = exited(1), .last_lines = {"error: std::bad_alloc"}}),
              Contains("memory of rank 1 in MiB, in step 5") && Contains("memory was wanted: for gradients"));
   EndEvidence killed{.wait_status = killed_by(SIGKILL), .before = {.cgroup = 2}, .after = {.cgroup = 2}};

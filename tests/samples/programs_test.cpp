@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <map>
+#include <regex>
 
 #include "checkpoint/file_system.h"
 #include "tests/samples/programs_support.h"
@@ -89,6 +90,9 @@ TEST_CASE("two ranks train, and only rank 0 prints") {
     CHECK(count(outcome.out, once) == 1);
   }
   CHECK(count(outcome.out, "step 3/5") == 0);
+  const std::regex line(
+      R"(step 4/5  loss [0-9.]+  ETA 0:0\d  lr 1\.000e-02  norm [0-9.]+  \d+ tokens/s  [0-9.]+ GFLOP/s \(\d+ %\)  \d+ MiB  \d+ % waiting)");
+  CHECK(std::regex_search(outcome.out, line));
   CHECK(count(outcome.out, "\r") == 0);
 
   const std::string written = read_file(csv);
@@ -295,7 +299,8 @@ TEST_CASE("on a terminal there is one live line of at most 100 columns") {
       run(folder, "ZERORUN_TERMINAL=1 " + kBin + "gpt2 --deepspeed " + write_config(folder, 2, 1) +
                       " --data " + write_text(folder) + kTiny + "--steps 9 --generate 0");
   REQUIRE(outcome.exit_code == 0);
-  CHECK_THAT(outcome.out, Contains("\rstep 1/9 ") && Contains("\rstep 9/9 ") && Contains("ETA 0:00"));
+  CHECK_THAT(outcome.out,
+             Contains("\rstep 1/9 ") && Contains("\rstep 9/9 ") && Contains("ETA 0:00") && Contains(" MiB"));
   CHECK(count(outcome.out, "\nstep ") == 0);
   std::istringstream lines(outcome.out);
   for (std::string line; std::getline(lines, line);) {

@@ -160,6 +160,9 @@ void use_engine(const zerorun::Config& config, std::shared_ptr<zerorun::Communic
       zerorun::reserve_checkpoint_folder(folder / "checkpoints", *communicator);
   engine.save_checkpoint(folder / "checkpoints", "one", zerorun::CheckpointOptions{.client_state = "7"});
   engine.wait_for_checkpoint();
+  zerorun::LiveLine live(engine, {.steps = 1, .tokens_per_step = 2});
+  live.show(zerorun::LiveStep{.steps = 1, .loss = 0.5});
+  live.end();
   const zerorun::CheckpointProgress progress = engine.checkpoint_progress();
   const zerorun::RestoredCheckpoint restored =
       engine.load_checkpoint(folder / "checkpoints", "one", zerorun::RestoreOptions{});

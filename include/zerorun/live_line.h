@@ -1,0 +1,4 @@
+// A line that shows how training goes: LiveLine.
+#pragma once
+
+#include "engine/live_line.h"
