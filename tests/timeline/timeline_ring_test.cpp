@@ -64,7 +64,7 @@ TEST_CASE("A ring has the last events in order") {
 }
 
 TEST_CASE("Several threads write while one reads") {
-  Recording recording;
+  Recording recording(16);  // no event is overwritten
   TimelineRing& ring = recording.ring();
   constexpr int kThreads = 4, kEvents = 40000;
   std::vector<std::thread> threads;
