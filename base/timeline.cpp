@@ -31,7 +31,7 @@ struct Uses {
   std::vector<TimelineRing*> rings;
 };
 Uses& uses() {
-  static Uses all;
+  static Uses& all = *new Uses;  // an engine may live until the process ends
   return all;
 }
 

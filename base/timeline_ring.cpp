@@ -84,9 +84,10 @@ uint64_t monotonic_ns() {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
-TimelineRing::TimelineRing(void* memory, size_t bytes)
+TimelineRing::TimelineRing(void* memory, size_t bytes, bool is_shared)
     : memory_(memory),
       bytes_(bytes),
+      is_shared_(is_shared),
       header_(static_cast<Header*>(memory)),
       records_(reinterpret_cast<Record*>(static_cast<char*>(memory) + kHeaderBytes)),
       count_((bytes - kHeaderBytes) / sizeof(Record)) {
@@ -115,7 +116,7 @@ std::unique_ptr<TimelineRing> TimelineRing::create(int fd, int64_t mib) {
   header->records = records;
   header->threads = 1;  // the engine's track
   header->layout = layout_code();
-  return std::unique_ptr<TimelineRing>(new TimelineRing(memory, bytes));
+  return std::unique_ptr<TimelineRing>(new TimelineRing(memory, bytes, fd >= 0));
 }
 
 std::unique_ptr<TimelineRing> TimelineRing::open(int fd) {
@@ -125,7 +126,7 @@ std::unique_ptr<TimelineRing> TimelineRing::open(int fd) {
   const auto bytes = static_cast<size_t>(status.st_size);
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) return nullptr;
-  std::unique_ptr<TimelineRing> ring(new TimelineRing(memory, bytes));
+  std::unique_ptr<TimelineRing> ring(new TimelineRing(memory, bytes, true));
   const bool is_ours = ring->header_->layout == layout_code() && ring->header_->records == ring->count_ &&
                        std::has_single_bit(ring->count_);
   return is_ours ? std::move(ring) : nullptr;
@@ -197,13 +198,14 @@ std::vector<TimelineThread> TimelineRing::threads() const {
   return threads;
 }
 
-const TimelineOwner& TimelineRing::owner() const {
-  return header_->owner;
+TimelineOwner TimelineRing::owner() const {
+  TimelineOwner owner = header_->owner;
+  owner.machine.back() = owner.path.back() = '\0';
+  return owner;
 }
 
 void TimelineRing::set_owner(const TimelineOwner& owner) {
   header_->owner = owner;
-  header_->owner.machine.back() = header_->owner.path.back() = '\0';
 }
 
 bool TimelineRing::has_file() const {

@@ -77,13 +77,15 @@ class TimelineRing {
 
   uint64_t next_ticket() const;
   size_t capacity() const { return count_; }
+  /// Whether it lies in a file.
+  bool is_shared() const { return is_shared_; }
   /// The events from `first_ticket` on that are still there, in the order of tickets. Leaves out those that
   /// are being written.
   std::vector<TimelineEvent> events(uint64_t first_ticket = 0) const;
   std::vector<TimelineThread> threads() const;
 
   // One thread at a time.
-  const TimelineOwner& owner() const;
+  TimelineOwner owner() const;
   void set_owner(const TimelineOwner& owner);
   /// Whether the rank has written its file itself, so that nobody else has to.
   bool has_file() const;
@@ -92,10 +94,11 @@ class TimelineRing {
  private:
   struct Header;
   struct Record;
-  TimelineRing(void* memory, size_t bytes);
+  TimelineRing(void* memory, size_t bytes, bool is_shared);
 
   void* memory_;
   size_t bytes_;
+  bool is_shared_;
   Header* header_;
   Record* records_;
   size_t count_;                    // a power of two

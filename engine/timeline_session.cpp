@@ -39,7 +39,7 @@ std::string variable(const char* name) {
 // its ring again.
 TimelineRing& ring_of(int rank, int64_t mib) {
   static std::mutex mutex;
-  static std::map<std::pair<int, int64_t>, std::unique_ptr<TimelineRing>> rings;
+  static auto& rings = *new std::map<std::pair<int, int64_t>, std::unique_ptr<TimelineRing>>;
   const std::lock_guard lock(mutex);
   std::unique_ptr<TimelineRing>& ring = rings[{rank, mib}];
   if (ring) return *ring;
@@ -68,7 +68,7 @@ void put(std::array<char, N>& place, const std::string& text) {
 class Writer {
  public:
   static Writer& get() {
-    static Writer writer;
+    static Writer& writer = *new Writer;  // an engine may live until the process ends
     return writer;
   }
 
@@ -141,8 +141,7 @@ TimelineConfig wanted_timeline(const TimelineConfig& config) {
   return wanted;
 }
 
-TimelineSession::TimelineSession(const TimelineConfig& config, Communicator& world)
-    : config_(config), makes_archive_(variable(kTimelineRingVariable).empty()) {
+TimelineSession::TimelineSession(const TimelineConfig& config, Communicator& world) : config_(config) {
   const std::filesystem::path path = std::filesystem::absolute(config.path);
   TimelineOwner owner{.rank = world.rank(), .world_size = world.world_size(), .process = ::getpid()};
   on_all_ranks(world, "the files of timelines", [&] {
@@ -224,7 +223,7 @@ void TimelineSession::write_file(bool is_last) {
           "the timeline lacks its first " + std::to_string(lost) +
           " events, for which the ring has no room: raise zerorun.timeline.ring_mib, or choose fewer steps");
     }
-    if (!makes_archive_) return;
+    if (ring_->is_shared()) return;  // the launcher makes the archive
     const std::filesystem::path path = owner.path.data();
     const std::vector<RankOfTimeline> ranks = ranks_with_files(path);
     if (std::ssize(ranks) == owner.world_size) write_timeline_archive(path, ranks);

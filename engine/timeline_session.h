@@ -38,8 +38,7 @@ class TimelineSession {
 
   TimelineRing* ring_;
   TimelineConfig config_;
-  bool makes_archive_;  // no launcher does
-  std::mutex mutex_;    // of the owner in the ring, and of files
+  std::mutex mutex_;  // of the owner in the ring, and of files
   bool steps_are_written_ = false;
 };
 

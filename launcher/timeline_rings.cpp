@@ -17,6 +17,9 @@ namespace {
 // Ranks of other hosts, which may end a little later, write to the same folder if hosts share it.
 constexpr std::chrono::seconds kPatienceWithHosts(3);
 
+// Each ring is an open file of the launcher.
+constexpr int kMostRings = 256;
+
 std::vector<RankOfTimeline> await_files(const std::filesystem::path& path, int world_size, bool waits) {
   const auto end = std::chrono::steady_clock::now() + kPatienceWithHosts;
   std::vector<RankOfTimeline> ranks = ranks_with_files(path);
@@ -38,10 +41,12 @@ void write_file(const TimelineRing& ring, bool failed) {
 }  // namespace
 
 TimelineRings::TimelineRings(int ranks) {
+  if (ranks > kMostRings) return;
   for (int rank = 0; rank < ranks; ++rank) files_.push_back(make_timeline_file());
 }
 
 std::string TimelineRings::path(int local_rank) const {
+  if (static_cast<size_t>(local_rank) >= files_.size()) return {};
   const UniqueFd& file = files_[static_cast<size_t>(local_rank)];
   if (!file.is_open()) return {};
   return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(file.get());

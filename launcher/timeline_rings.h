@@ -14,7 +14,8 @@ class TimelineRings {
   TimelineRings() = default;
   explicit TimelineRings(int ranks);
 
-  /// The path for kTimelineRingVariable, by number on this host; empty if the system has no memory files.
+  /// The path for kTimelineRingVariable, by number on this host; empty if the system has no memory
+  /// files, or the host too many ranks.
   std::string path(int local_rank) const;
 
   /// Call this when the ranks of this host have ended. `failed`: the job has. `has_first`: rank 0 is one of

@@ -278,11 +278,12 @@ uint64_t write_rank_file(const TimelineRing& ring) {
   std::filesystem::create_directories(folder, ignored);  // write_whole_file() says what is wrong
   const std::vector<TimelineEvent> events = ring.events(owner.first_ticket);
   write_whole_file(folder / rank_file_name(owner.rank), perfetto_trace(owner, ring.threads(), events));
-  const nlohmann::json facts = {{"rank", owner.rank},
-                                {"world_size", owner.world_size},
-                                {"machine", owner.machine.data()},
-                                {"clock_offset_ns", owner.clock_offset_ns},
-                                {"round_trip_ns", owner.round_trip_ns}};
+  nlohmann::json facts = {{"rank", owner.rank},
+                          {"world_size", owner.world_size},
+                          {"machine", owner.machine.data()},
+                          {"clock_offset_ns", owner.clock_offset_ns},
+                          {"round_trip_ns", owner.round_trip_ns}};
+  if (owner.last_step > 0) facts["steps"] = {owner.first_step, owner.last_step};
   write_whole_file(folder / rank_facts_name(owner.rank), facts.dump() + "\n");
   const uint64_t first = events.empty() ? owner.first_ticket : events.front().ticket;
   return first - owner.first_ticket;

@@ -63,13 +63,13 @@ inline ReadMessage read_message(std::string_view bytes) {
   return message;
 }
 
-struct ReadTrack {
+struct TraceTrack {
   std::string name;  // of the track, process or thread
   uint64_t parent = 0;
   bool is_process = false, is_thread = false, is_counter = false;
 };
 
-struct ReadEvent {
+struct TraceEvent {
   enum Type { begin = 1, end = 2, instant = 3, counter = 4 };
   uint64_t time = 0;
   uint64_t track = 0;
@@ -80,30 +80,30 @@ struct ReadEvent {
 };
 
 struct ReadTrace {
-  std::map<uint64_t, ReadTrack> tracks;
-  std::vector<ReadEvent> events;          // in the order of the file
+  std::map<uint64_t, TraceTrack> tracks;
+  std::vector<TraceEvent> events;         // in the order of the file
   std::map<uint64_t, uint64_t> clocks;    // of the snapshot
   uint64_t primary_clock = 0, clock = 0;  // of the snapshot, and of events
   std::map<uint64_t, size_t> packets;     // by sequence
 
-  std::vector<ReadEvent> on(const std::string& track, int type) const {
-    std::vector<ReadEvent> found;
-    for (const ReadEvent& event : events) {
+  std::vector<TraceEvent> on(const std::string& track, int type) const {
+    std::vector<TraceEvent> found;
+    for (const TraceEvent& event : events) {
       if (tracks.at(event.track).name == track && event.type == type) found.push_back(event);
     }
     return found;
   }
-  std::vector<ReadEvent> named(const std::string& name, int type) const {
-    std::vector<ReadEvent> found;
-    for (const ReadEvent& event : events) {
+  std::vector<TraceEvent> named(const std::string& name, int type) const {
+    std::vector<TraceEvent> found;
+    for (const TraceEvent& event : events) {
       if (event.name == name && event.type == type) found.push_back(event);
     }
     return found;
   }
 };
 
-inline ReadTrack read_track(const ReadMessage& description) {
-  ReadTrack track;
+inline TraceTrack read_track(const ReadMessage& description) {
+  TraceTrack track;
   if (description.has(5)) track.parent = description.number(5);
   if (description.has(2)) track.name = description.text(2);
   track.is_process = description.has(3);
@@ -147,11 +147,11 @@ inline ReadTrace read_trace(std::string_view bytes) {
     }
     if (!packet.has(11)) continue;
     const ReadMessage what = read_message(packet.text(11));
-    ReadEvent event{.time = packet.number(8),
-                    .track = what.number(11),
-                    .type = static_cast<int>(what.number(9)),
-                    .name = {},
-                    .arguments = {}};
+    TraceEvent event{.time = packet.number(8),
+                     .track = what.number(11),
+                     .type = static_cast<int>(what.number(9)),
+                     .name = {},
+                     .arguments = {}};
     if (!trace.tracks.contains(event.track)) throw std::runtime_error("an event of an unknown track");
     if (what.has(10)) event.name = names.at(what.number(10));
     if (what.has(30)) event.value = static_cast<int64_t>(what.number(30));
@@ -170,11 +170,11 @@ inline ReadTrace read_trace(std::string_view bytes) {
 inline std::set<std::string> check_nesting(const ReadTrace& trace) {
   std::map<uint64_t, std::vector<uint64_t>> open;  // begins by track
   std::map<uint64_t, uint64_t> last;
-  for (const ReadEvent& event : trace.events) {
-    if (event.type != ReadEvent::begin && event.type != ReadEvent::end) continue;
+  for (const TraceEvent& event : trace.events) {
+    if (event.type != TraceEvent::begin && event.type != TraceEvent::end) continue;
     if (event.time < last[event.track]) throw std::runtime_error("a track goes back in time");
     last[event.track] = event.time;
-    if (event.type == ReadEvent::begin) {
+    if (event.type == TraceEvent::begin) {
       open[event.track].push_back(event.time);
     } else {
       if (open[event.track].empty()) throw std::runtime_error("an end without a begin");

@@ -98,7 +98,7 @@ void check_spans(const ReadTrace& trace) {
 
 std::vector<int64_t> steps_of(const ReadTrace& trace) {
   std::vector<int64_t> steps;
-  for (const ReadEvent& event : trace.named("end of step", ReadEvent::instant))
+  for (const TraceEvent& event : trace.named("end of step", TraceEvent::instant))
     steps.push_back(event.arguments.at("step"));
   return steps;
 }
@@ -129,25 +129,26 @@ TEST_CASE("The timeline of chosen steps has their phases, waits, transfers and m
     for (const char* phase : {"forward", "backward", "step", "update", "norm", "wait for reductions"}) {
       INFO(phase);
       // measure() waits for reductions in one span, and looks at offloaded files in one of "update".
-      CHECK(trace.named(phase, ReadEvent::begin).size() == (std::string(phase) == "update" ? 10 : 5));
+      CHECK(trace.named(phase, TraceEvent::begin).size() == (std::string(phase) == "update" ? 10 : 5));
     }
-    CHECK(trace.on("engine", ReadEvent::begin).size() == trace.on("engine", ReadEvent::end).size());
-    CHECK(trace.on("parameters", ReadEvent::counter).size() == 6);  // before the first step and after each
-    CHECK(trace.on("parameters", ReadEvent::counter).front().value > 0);
-    CHECK(trace.on("moments", ReadEvent::counter).back().value > 0);
-    const auto gathers = trace.named("all_gather", ReadEvent::begin);
+    CHECK(trace.on("engine", TraceEvent::begin).size() == trace.on("engine", TraceEvent::end).size());
+    CHECK(trace.on("parameters", TraceEvent::counter).size() == 6);  // before the first step and after each
+    CHECK(trace.on("parameters", TraceEvent::counter).front().value > 0);
+    CHECK(trace.on("moments", TraceEvent::counter).back().value > 0);
+    const auto gathers = trace.named("all_gather", TraceEvent::begin);
     REQUIRE(gathers.size() >= 5);
     CHECK(gathers.front().arguments.at("bytes") > 0);
-    CHECK(trace.named("reduce_scatter", ReadEvent::begin).size() >= 5);
-    CHECK(trace.named("update a shard", ReadEvent::begin).size() >= 5);
+    CHECK(trace.named("reduce_scatter", TraceEvent::begin).size() >= 5);
+    CHECK(trace.named("update a shard", TraceEvent::begin).size() >= 5);
   }
   // In five steps on one host some rank waits for the other, which its event names.
   for (int rank = 0; rank < 2; ++rank) {
-    for (const ReadEvent& wait : traces[static_cast<size_t>(rank)].named("wait for ranks", ReadEvent::begin))
+    for (const TraceEvent& wait :
+         traces[static_cast<size_t>(rank)].named("wait for ranks", TraceEvent::begin))
       CHECK(wait.arguments.at("first rank") == 1 - rank);
   }
-  CHECK(traces[0].named("wait for ranks", ReadEvent::begin).size() +
-            traces[1].named("wait for ranks", ReadEvent::begin).size() >
+  CHECK(traces[0].named("wait for ranks", TraceEvent::begin).size() +
+            traces[1].named("wait for ranks", TraceEvent::begin).size() >
         0);
 }
 
@@ -183,8 +184,8 @@ TEST_CASE("A missed deadline leaves the last events of all ranks, with the wait 
   TimelineJob job("--timeline t.tar --timeout 2", "3 abandon");
   CHECK(job.finish() == 1);
   const ReadTrace trace = job.trace(0);
-  REQUIRE(trace.named("failed wait", ReadEvent::instant).size() >= 1);
-  const auto waits = trace.named("wait for ranks", ReadEvent::begin);
+  REQUIRE(trace.named("failed wait", TraceEvent::instant).size() >= 1);
+  const auto waits = trace.named("wait for ranks", TraceEvent::begin);
   REQUIRE(!waits.empty());
   CHECK(waits.back().arguments.at("first rank") == 1);
   CHECK(steps_of(job.trace(1)) == std::vector<int64_t>{1, 2, 3});

@@ -64,7 +64,7 @@ TEST_CASE("A ring has the last events in order") {
 }
 
 TEST_CASE("Several threads write while one reads") {
-  Recording recording;
+  Recording recording(16);  // no event is overwritten
   TimelineRing& ring = recording.ring();
   constexpr int kThreads = 4, kEvents = 40000;
   std::vector<std::thread> threads;
@@ -156,18 +156,18 @@ TEST_CASE("The file of a rank says what its events are") {
   CHECK(trace.packets.size() == 1);
   CHECK(trace.packets.contains(3));
   CHECK(check_nesting(trace) == std::set<std::string>{"send"});
-  CHECK(trace.on("engine", ReadEvent::begin).front().name == "backward");
-  CHECK(trace.on("engine", ReadEvent::end).size() == 1);
-  CHECK(trace.named("wait for ranks", ReadEvent::begin).front().arguments.at("first rank") == 1);
-  const auto gathers = trace.on("all_gather", ReadEvent::begin);
+  CHECK(trace.on("engine", TraceEvent::begin).front().name == "backward");
+  CHECK(trace.on("engine", TraceEvent::end).size() == 1);
+  CHECK(trace.named("wait for ranks", TraceEvent::begin).front().arguments.at("first rank") == 1);
+  const auto gathers = trace.on("all_gather", TraceEvent::begin);
   REQUIRE(gathers.size() == 3);
   CHECK(gathers[0].arguments == std::map<std::string, int64_t>{{"bucket", 3}, {"bytes", 4096}});
   CHECK(gathers[0].track != gathers[1].track);  // they overlap
   CHECK(gathers[2].track == gathers[0].track);
-  CHECK(trace.on("all_gather", ReadEvent::end).size() == 3);
-  CHECK(trace.on("send", ReadEvent::end).empty());
-  CHECK(trace.on("engine", ReadEvent::instant).front().arguments.at("step") == 7);
-  CHECK(trace.on("gradients", ReadEvent::counter).front().value == int64_t{5} << 33);
+  CHECK(trace.on("all_gather", TraceEvent::end).size() == 3);
+  CHECK(trace.on("send", TraceEvent::end).empty());
+  CHECK(trace.on("engine", TraceEvent::instant).front().arguments.at("step") == 7);
+  CHECK(trace.on("gradients", TraceEvent::counter).front().value == int64_t{5} << 33);
   for (const auto& [uuid, track] : trace.tracks) {
     if (track.is_process) {
       CHECK(track.name == "rank 2");
