@@ -51,6 +51,15 @@ struct FlopsProfilerConfig {
   std::string output_file = {};
 };
 
+/// The log of a run, from which runs are compared (docs/monitoring.md).
+struct RunLogConfig {
+  std::string path = {};  // a folder; empty: no log
+  bool hashes = false;    // of each parameter's gradients and values in each step
+
+  bool is_on() const { return !path.empty(); }
+  bool has_hashes() const { return is_on() && hashes; }
+};
+
 struct MonitoringConfig {
   FileMonitorConfig csv;
   FileMonitorConfig tensorboard;
@@ -58,10 +67,11 @@ struct MonitoringConfig {
   CometConfig comet;
   CommsLoggerConfig comms;
   FlopsProfilerConfig flops;
+  RunLogConfig run_log;
   bool memory_breakdown = false;  // log the bytes of each category after each optimizer step
   bool dump_state = false;        // log all settings at initialize()
 
-  bool writes_files() const { return csv.enabled || tensorboard.enabled; }
+  bool writes_files() const { return csv.enabled || tensorboard.enabled || run_log.is_on(); }
 };
 
 }  // namespace zerorun

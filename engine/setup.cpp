@@ -159,10 +159,12 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
                                    .max_in_cpu = zero.offload_param.max_in_cpu};
   same_everywhere.aio = {};
   const bool writes_files = monitoring.writes_files();  // rank 0 tells all whether it can
+  const bool logs = monitoring.run_log.is_on(), hashes = monitoring.run_log.has_hashes();  // collectives
   std::ostringstream text;
   describe(text,
            std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed, predivide,
                     average, node_local, pipeline, recompute, python, options.bucket_numel, writes_files));
+  describe(text, std::tie(logs, hashes));
   text << describe_pipeline(options);
   if (options.tensor_plan) {
     text << " tensor plan";
