@@ -19,6 +19,7 @@
 #include "benchmarks/command_line.h"
 #include "device/cpu_device.h"
 #include "device/dtypes.h"
+#include "device/element_hash.h"
 #include "device/step_facts.h"
 #include "device/update_rules.h"
 
@@ -160,6 +161,20 @@ Case triad_case(int threads, const Arrays& arrays, int64_t numel) {
   return {"STREAM triad", "", threads, "float64: read 2*8 + written 8", 24, numel / 2, run};
 }
 
+// What the run log's hashes add to an update: of gradients, and of values before and after it.
+Case hashes_case(Simd simd, int threads, const Arrays& arrays) {
+  const UpdateTensors tensors = arrays.tensors(0, Dtype::fp32);
+  return {"hashes fp32", name_of(simd), threads, "gradient 4 + values 2*4", 12, tensors.values.numel(), [=] {
+            at::parallel_for(0, tensors.values.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+              const float* values = tensors.values.const_data_ptr<float>() + begin;
+              const float* gradients = tensors.gradient.const_data_ptr<float>() + begin;
+              volatile uint64_t sum = hash_of_products(gradients, 0.5F, end - begin, begin, simd);
+              for (int pass = 0; pass < 2; ++pass)
+                sum = sum + hash_of_bits(values, sizeof(float), end - begin, begin, 0, simd);
+            });
+          }};
+}
+
 std::vector<Case> make_cases(const Options& options, int threads, const Arrays& arrays) {
   std::vector<Case> cases = {triad_case(threads, arrays, options.numel), fused_adamw_case(threads, arrays)};
   for (const NamedRule& rule : kRules) {
@@ -167,6 +182,7 @@ std::vector<Case> make_cases(const Options& options, int threads, const Arrays& 
       cases.push_back(update_case(rule, dtype, widest_simd(), threads, arrays));
     }
   }
+  cases.push_back(hashes_case(widest_simd(), threads, arrays));
   if (!options.other_simds) return cases;
   for (Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16}) {
     for (Simd simd : available_simds()) {

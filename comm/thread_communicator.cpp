@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/rank_wait.h"
 #include "base/timeline.h"
+#include "base/wait_for_ranks.h"
 #include "comm/deadline.h"
 #include "comm/notices.h"
 #include "comm/rank_order_sum.h"
@@ -140,7 +140,7 @@ class ThreadGroup {
     std::unique_lock lock(mutex_);
     const bool waits = timeline::is_on() && !meeting.done;
     const std::vector<int> others = waits ? absent(meeting) : std::vector<int>();
-    const RankWait wait(TimelineName::wait_for_ranks, others.empty() ? -1 : ranks_[others.front()]);
+    const WaitForRanks wait(TimelineName::wait_for_ranks, others.empty() ? -1 : ranks_[others.front()]);
     if (await(lock, rank, what, deadline, [&] { return meeting.done; })) return;
     for (int other : absent(meeting)) {
       if (waiting_[other].empty() || waiting_[other] == what) continue;
@@ -210,7 +210,7 @@ class ThreadGroup {
   void await_message(std::unique_lock<std::mutex>& lock, const MessageCall& call, const Deadline& deadline,
                      Condition done) {
     const int rank = call.is_send ? call.sender : call.receiver;
-    const RankWait wait(TimelineName::wait_for_message, ranks_[call.other()]);
+    const WaitForRanks wait(TimelineName::wait_for_message, ranks_[call.other()]);
     if (await(lock, rank, describe(call, ranks_), deadline, done)) return;
     const std::string& theirs = waiting_[call.other()];
     throw CommError(

@@ -111,6 +111,8 @@ MonitoringConfig resolve_monitoring(const Resolution& resolution) {
   monitoring.comms = resolve_comms(resolution);
   monitoring.flops = resolve_flops(resolution);
   monitoring.timeline = resolve_timeline(resolution);
+  resolution.read("zerorun.run_log.path", monitoring.run_log.path);
+  resolution.read("zerorun.run_log.hashes", monitoring.run_log.hashes);
   resolution.read("memory_breakdown", monitoring.memory_breakdown);
   resolution.read("dump_state", monitoring.dump_state);
   return monitoring;

@@ -60,6 +60,15 @@ struct TimelineConfig {
   int64_t ring_mib = 4;                              // of each rank
 };
 
+/// The log of a run, from which runs are compared (docs/monitoring.md).
+struct RunLogConfig {
+  std::string path = {};  // a folder; empty: no log
+  bool hashes = false;    // of each parameter's gradients and values in each step
+
+  bool is_on() const { return !path.empty(); }
+  bool has_hashes() const { return is_on() && hashes; }
+};
+
 struct MonitoringConfig {
   FileMonitorConfig csv;
   FileMonitorConfig tensorboard;
@@ -68,10 +77,11 @@ struct MonitoringConfig {
   CommsLoggerConfig comms;
   FlopsProfilerConfig flops;
   TimelineConfig timeline;
+  RunLogConfig run_log;
   bool memory_breakdown = false;  // log the bytes of each category after each optimizer step
   bool dump_state = false;        // log all settings at initialize()
 
-  bool writes_files() const { return csv.enabled || tensorboard.enabled; }
+  bool writes_files() const { return csv.enabled || tensorboard.enabled || run_log.is_on(); }
 };
 
 }  // namespace zerorun

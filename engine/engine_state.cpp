@@ -20,6 +20,7 @@
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/setup.h"
 #include "engine/state_placement.h"
+#include "engine/step_hashes.h"
 #include "engine/tensor_shares.h"
 #include "optim/client_optimizer.h"
 #include "optim/whole_parameter_optimizers.h"

@@ -41,8 +41,10 @@ namespace zerorun {
 class GatherScope;
 class MarkedModules;
 class Recomputation;
+class StepHashes;
 struct BytesByCategory;
 struct DividedModel;
+struct StepRecord;
 
 // Gradients are multiplied by `before` and then summed over ranks; the sum is divided by `after`.
 struct Averaging {
@@ -150,6 +152,8 @@ struct EngineState {
   /// Begins the events of an optimizer step, before measure(). Returns how many samples training has used
   /// with it. `backwards`: of this rank, in the step.
   int64_t begin_step_events(int64_t backwards);
+  /// What the run log has of the last optimizer step, besides what `monitor` knows of it.
+  StepRecord step_record() const;
   BytesByCategory bytes_by_category() const;
   BytesByUse bytes_by_use() const;
   /// Called when another engine takes a parameter: hooks and marks of this one may not disturb it.
@@ -200,6 +204,7 @@ struct EngineState {
   StepTimer timer;
   FlopsProfiler flops;
   std::unique_ptr<RunMonitor> monitor;  // always set once the engine is made
+  std::unique_ptr<StepHashes> hashes;   // null unless the run log has hashes
   StepOutcome outcome;
   bool open_step = false;  // apply_outcome() has not been called for the last step yet
 

@@ -1,35 +1,38 @@
 // What an engine writes and prints about its steps (docs/monitoring.md).
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "activations/recomputation.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
+#include "engine/step_hashes.h"
 #include "engine/timeline_session.h"
+#include "monitor/run_record.h"
 
 namespace zerorun {
 namespace {
 
 constexpr int64_t kStepsPerBreakdown = 10;  // when steps_per_print is absent
 
-// "parameters 1048576, gradients 0, ..." without the categories that have nothing.
+// The categories that have something.
+std::vector<std::pair<std::string, int64_t>> named(const BytesByCategory& bytes) {
+  std::vector<std::pair<std::string, int64_t>> all = {
+      {"parameters", bytes.parameters}, {"gradients", bytes.gradients}, {"master", bytes.master},
+      {"moments", bytes.moments},       {"buckets", bytes.buckets},     {"buffers", bytes.buffers},
+      {"gathered", bytes.gathered},     {"on_host", bytes.on_host},     {"in_files", bytes.in_files}};
+  std::erase_if(all, [](const auto& category) { return category.second == 0; });
+  return all;
+}
+
+// "parameters 1048576, gradients 1048576, ..."
 std::string describe(const BytesByCategory& bytes) {
   std::string text;
-  const auto add = [&](const char* name, int64_t value) {
-    if (value == 0) return;
-    text += (text.empty() ? "" : ", ") + std::string(name) + ' ' + std::to_string(value);
-  };
-  add("parameters", bytes.parameters);
-  add("gradients", bytes.gradients);
-  add("master", bytes.master);
-  add("moments", bytes.moments);
-  add("buckets", bytes.buckets);
-  add("buffers", bytes.buffers);
-  add("gathered", bytes.gathered);
-  add("on_host", bytes.on_host);
-  add("in_files", bytes.in_files);
+  for (const auto& [name, value] : named(bytes))
+    text += (text.empty() ? "" : ", ") + name + ' ' + std::to_string(value);
   return text;
 }
 
@@ -50,6 +53,14 @@ int64_t EngineState::begin_step_events(int64_t backwards) {
 void EngineState::record_end_of_step() {
   if (TimelineSession* timeline = monitor->timeline())
     timeline->end_step(progress.counts().global, bytes_by_category());
+}
+
+StepRecord EngineState::step_record() const {
+  StepRecord record{.step = progress.counts().global, .is_skipped = !outcome.applied()};
+  if (!monitor->run_log()) return record;
+  for (const auto& [name, value] : named(bytes_by_category())) record.bytes[name] = value;
+  if (hashes) hashes->add_to(record);
+  return record;
 }
 
 void EngineState::report_step() {

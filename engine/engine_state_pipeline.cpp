@@ -180,7 +180,7 @@ at::Tensor EngineState::train_batch(std::span<const MicroBatch> batches) {
     });
     if (residency) residency->set_ends_surely(false);
     at::Tensor loss = mean_loss(own);
-    monitor->set_loss(loss);
+    monitor->set_loss(loss, own);
     step();
     return loss;
   });

@@ -11,6 +11,8 @@
 #include "device/dtypes.h"
 #include "device/step_facts.h"
 #include "engine/engine_state.h"
+#include "engine/run_log.h"
+#include "engine/step_hashes.h"
 #include "engine/tensor_checks.h"
 
 namespace zerorun {
@@ -39,6 +41,7 @@ void EngineState::step() {
   measure();
   const bool outcome_is_known = waits_for_facts();
   if (outcome_is_known) outcome.await_facts();
+  if (hashes) hashes->begin_step(averaging.after * loss_scale());
   progress.start_update();
   if (outcome.applied() && optimizer->has_directions()) {
     make_directions();
@@ -46,6 +49,7 @@ void EngineState::step() {
   }
   if (outcome_is_known) outcome.ask_for_name();
   if (!outcome_is_known || outcome.applied()) update();
+  if (hashes) hashes->share_step();
   progress.end_update(samples);
   memory.end_step(progress.counts().global, bytes_by_use());
   held.end_window();
@@ -81,6 +85,7 @@ void EngineState::measure() {
     }
   }
   StepTimer::Scope scope(timer, Phase::norm);
+  monitor->share_step();
   sum_over_groups();
   if (has_tensor_plan && !gradients_compared) gradients_compared = check_whole_gradients(*this);
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
@@ -136,6 +141,8 @@ void EngineState::update() {
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) residency->start_update(bucket);
   }
   buckets.follow_writes();
+  if (hashes && hashes->is_before_start())
+    monitor->run_log()->write_start(progress.counts().global, hashes->share_start());
   const bool gathers = !policy.replicate_update && mesh.data().world_size() > 1;
   shard_states.start_update();
   optimizer->step(outcome.facts(host_update || optimizer->reads_facts()), [&](int shard) {
@@ -152,7 +159,7 @@ void EngineState::update() {
 }
 
 void EngineState::apply_outcome() {
-  monitor->end_step(outcome.norm());
+  monitor->end_step(outcome.norm(), step_record());
   if (outcome.applied()) {
     schedule.note_applied();
   } else {

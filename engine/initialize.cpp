@@ -18,10 +18,12 @@
 #include "engine/hidden_size.h"
 #include "engine/pipeline_division.h"
 #include "engine/resolved_config.h"
+#include "engine/run_log.h"
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/schedules.h"
 #include "engine/setup.h"
 #include "engine/state_placement.h"
+#include "engine/step_hashes.h"
 #include "engine/tensor_shares.h"
 #include "engine/timeline_session.h"
 #include "zero/interception.h"
@@ -80,6 +82,16 @@ void try_layers(EngineState& state, const Pipeline& pipeline) {
   generators.restore();
 }
 
+void start_run_log(EngineState& state, std::vector<LoggedParameter> parameters) {
+  if (!state.monitor->run_log()) return;
+  if (state.config.monitoring.run_log.has_hashes()) {
+    state.hashes =
+        std::make_unique<StepHashes>(parameters, state.store, state.buckets, state.unbucketed, state.mesh);
+    state.shard_states.show_updates_to(*state.hashes);
+  }
+  state.monitor->run_log()->start(run_record_of(state, std::move(parameters)));
+}
+
 // An engine that only computes has an optimizer without parameters.
 Config without_optimizer(Config config) {
   config.optimizer = SgdConfig();
@@ -122,6 +134,8 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   split_parameters(parameters, model, config, options, mesh);
   write_resolved_config(config, options.output_folder, mesh.world());
   if (mesh.world().rank() == 0) log_start(config, options, divided.has_value(), lacks_windows);
+  std::vector<LoggedParameter> logged;
+  if (monitor->run_log()) logged = logged_parameters(parameters);
   WholeModel whole;
   std::vector<TensorElsewhere> elsewhere;
   if (divided) {
@@ -131,6 +145,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   auto state = kept_by_forks(std::make_shared<EngineState>(std::move(model), config, std::move(mesh),
                                                            std::move(parameters), options));
   state->monitor = std::move(monitor);
+  start_run_log(*state, std::move(logged));
   leave_to_other_stages(elsewhere, state->mesh.coordinates().pipeline);
   state->start_recomputation(divided.has_value());
   if (divided) state->start_pipeline(std::move(*divided), std::move(whole), options);

@@ -15,8 +15,8 @@
 
 #include "base/memory_report.h"
 #include "base/progress_bar.h"
-#include "base/rank_wait.h"
 #include "base/unique_fd.h"
+#include "base/wait_for_ranks.h"
 #include "device/dtypes.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
@@ -90,7 +90,7 @@ LiveLine::LiveLine(Engine& engine, const Options& options)
   const at::ScalarType dtype = precision.autocast ? at::kBFloat16 : scalar_type(precision.training);
   peak_ = measured_peak(state->mesh.world().device().location(), dtype);
   state->flops.count_a_step();
-  waited_before_ = RankWait::waited();
+  waited_before_ = WaitForRanks::waited();
   begin_ = Clock::now();
 }
 
@@ -137,7 +137,7 @@ std::string LiveLine::text_of(const LiveStep& step, Clock::time_point now) const
   text += format("  %.0f MiB", static_cast<double>(bytes_in_use()) / (1 << 20));
   const bool waits_are_seen = !state_->mesh.world().device().streams().asynchronous();
   if (waits_are_seen && state_->mesh.world().world_size() > 1)
-    text += format("  %.0f %% waiting", 100 * seconds(RankWait::waited() - waited_before_) / elapsed);
+    text += format("  %.0f %% waiting", 100 * seconds(WaitForRanks::waited() - waited_before_) / elapsed);
   return text;
 }
 

@@ -18,21 +18,27 @@
 
 namespace zerorun {
 
+class RunLog;
 class TimelineSession;
+struct StepRecord;
 
 class RunMonitor {
  public:
-  /// A collective if the config enables a monitor that writes files, or a timeline. Throws UserError on all
-  /// ranks if rank 0 cannot write files of monitors, or a rank its timeline.
+  /// A collective if the config enables a monitor that writes files, the run log, or a timeline. Throws
+  /// UserError on all ranks if rank 0 cannot write files of monitors or the log, or a rank its timeline.
   RunMonitor(const MonitoringConfig& config, Mesh mesh, EventSink sink);
   ~RunMonitor();
   RunMonitor(const RunMonitor&) = delete;
   RunMonitor& operator=(const RunMonitor&) = delete;
 
+  /// Null if there is no run log.
+  RunLog* run_log() { return run_log_.get(); }
+
   /// Adds the loss of a micro-step. The event has their mean.
   void add_loss(const at::Tensor& loss);
-  /// The mean loss of an optimizer step, in place of those of its micro-steps.
-  void set_loss(const at::Tensor& mean);
+  /// The mean loss of an optimizer step over data ranks, and that of this rank's data coordinate, in place of
+  /// those of its micro-steps. `own` is read on the last pipeline stage only.
+  void set_loss(const at::Tensor& mean, const at::Tensor& own);
   void drop_losses();
 
   struct Step {
@@ -42,8 +48,11 @@ class RunMonitor {
   };
   /// Begins the events of a step, before its facts are computed: from here on losses are those of the next.
   void begin_step(const Step& step);
-  /// Writes the events of the step that began last. Its facts must be known.
-  void end_step(double gradient_norm);
+  /// Tells rank 0 what the run log needs of the step that began last. A collective if there is a run log.
+  void share_step();
+  /// Writes the events of the step that began last. Its facts must be known. `record`: what else the run log
+  /// has of it.
+  void end_step(double gradient_norm, StepRecord record);
   /// The loss of the step that ended last, if it is known.
   std::optional<double> last_loss() const { return last_loss_; }
 
@@ -59,10 +68,12 @@ class RunMonitor {
 
  private:
   bool follows() const;
+  void add_to_events(const at::Tensor& loss);
   void record_in(const std::shared_ptr<CommunicationLog>& log);
 
   Mesh mesh_;
   std::optional<Monitors> monitors_;  // on rank 0
+  std::unique_ptr<RunLog> run_log_;   // on all ranks, if there is one
   std::shared_ptr<CommunicationLog> log_;
   std::unique_ptr<TimelineSession> timeline_;
   at::Tensor sum_;  // of losses, on the device; undefined: there were none

@@ -160,10 +160,12 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   same_everywhere.aio = {};
   const bool writes_files = monitoring.writes_files();    // rank 0 tells all whether it can
   const bool has_timeline = monitoring.timeline.enabled;  // ranks compare their clocks
+  const bool logs = monitoring.run_log.is_on(), hashes = monitoring.run_log.has_hashes();  // collectives
   std::ostringstream text;
-  describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed,
-                          predivide, average, node_local, pipeline, recompute, python, options.bucket_numel,
-                          writes_files, has_timeline));
+  describe(text,
+           std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed, predivide,
+                    average, node_local, pipeline, recompute, python, options.bucket_numel, writes_files));
+  describe(text, std::tie(has_timeline, logs, hashes));
   text << describe_pipeline(options);
   if (options.tensor_plan) {
     text << " tensor plan";

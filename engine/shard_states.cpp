@@ -6,6 +6,7 @@
 #include "base/fnv1a.h"
 #include "base/memory_report.h"
 #include "device/dtypes.h"
+#include "engine/step_hashes.h"
 
 namespace zerorun {
 
@@ -139,6 +140,7 @@ void ShardStates::open(int shard, ShardUse use) {
   } else if (updates_values_in_files(bucket)) {
     store_->open_values(bucket, ValueUse::read);
   }
+  if (hashes_ && use == ShardUse::update) hashes_->look_at(make_shard(bucket, ranks_[shard], chunk));
 }
 
 void ShardStates::close(int shard, ShardUse use) {
@@ -149,6 +151,7 @@ void ShardStates::close(int shard, ShardUse use) {
     host_update_->copy_master(bucket, store_->chunk_range(bucket, chunk).begin,
                               store_->chunk(bucket, store_->at(bucket, kMaster), chunk));
   }
+  if (hashes_ && use == ShardUse::update) hashes_->add_values(make_shard(bucket, ranks_[shard], chunk));
   store_->close_chunk(bucket, chunk, /*changed=*/true);
 }
 

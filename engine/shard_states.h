@@ -18,6 +18,8 @@
 
 namespace zerorun {
 
+class StepHashes;
+
 /// The shards that the optimizer updates, which are chunks of `store`, and its access to their state. Used by
 /// the engine's thread.
 class ShardStates : public StateAccess {
@@ -36,6 +38,8 @@ class ShardStates : public StateAccess {
   void plan(std::span<const int> shards) override;
   void open(int shard, ShardUse use) override;
   void close(int shard, ShardUse use) override;
+  /// From now on each updated shard of this rank's slices is shown to `hashes`, which must outlive this.
+  void show_updates_to(StepHashes& hashes) { hashes_ = &hashes; }
   void start_update() { to_update_ = of_bucket_; }
   /// To be called when the update of a shard has begun. Returns the shard's bucket if that was its last one.
   std::optional<int> note_updated(int shard);
@@ -57,6 +61,7 @@ class ShardStates : public StateAccess {
   StagePolicy policy_;
   const PrecisionConfig* precision_;
   Communicator* communicator_;
+  StepHashes* hashes_ = nullptr;
   std::vector<ChunkOfSlice> chunks_;  // by shard
   std::vector<int> ranks_;            // by shard: whose slice it is a chunk of
   std::vector<int> of_bucket_;        // by bucket: how many shards it has

@@ -25,12 +25,22 @@ int64_t size_of_file(int file) {
 }  // namespace
 
 AppendFile::AppendFile(std::filesystem::path path)
-    : path_(std::move(path)), file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+    : path_(std::move(path)), file_(::open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
   if (file_.get() < 0) fail(path_, "open", errno);
 }
 
 bool AppendFile::is_empty() const {
   return size_of_file(file_.get()) == 0;
+}
+
+void AppendFile::cut_to_whole_lines() {
+  const int64_t size = size_of_file(file_.get());
+  int64_t kept = size;
+  for (char last = 0; kept > 0; --kept) {
+    if (::pread(file_.get(), &last, 1, kept - 1) != 1) fail(path_, "read", errno);
+    if (last == '\n') break;
+  }
+  if (kept < size && ::ftruncate(file_.get(), kept) != 0) fail(path_, "repair", errno);
 }
 
 void AppendFile::append(std::string_view record) {

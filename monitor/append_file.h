@@ -14,6 +14,8 @@ class AppendFile {
   explicit AppendFile(std::filesystem::path path);
 
   bool is_empty() const;
+  /// Removes what follows the last newline: a line of which a machine that stopped has written a part.
+  void cut_to_whole_lines();
   /// Appends `record` whole: if the disk has no room for all of it, the file stays as it was. Throws
   /// UserError.
   void append(std::string_view record);

@@ -11,8 +11,8 @@
 #include "base/broken_pipes.h"
 #include "base/error.h"
 #include "base/memory_report.h"
-#include "base/rank_wait.h"
 #include "base/timeline.h"
+#include "base/wait_for_ranks.h"
 #include "comm/rank_order_sum.h"
 
 namespace zerorun {
@@ -217,7 +217,7 @@ void GlooWork::finish(std::vector<GlooTransfer>& messages, const Deadline& deadl
   std::vector<int> late;
   std::string reason;
   for (const GlooTransfer& posted : messages) {
-    const RankWait wait(TimelineName::wait_for_ranks, links_->ranks[posted.rank]);
+    const WaitForRanks wait(TimelineName::wait_for_ranks, links_->ranks[posted.rank]);
     const bool first = lost.empty() && late.empty();
     const std::string failure = posted.await(first ? deadline.remaining() : std::chrono::milliseconds(1));
     if (failure.empty()) continue;

@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/fnv1a.h"
-#include "base/rank_wait.h"
 #include "base/timeline.h"
+#include "base/wait_for_ranks.h"
 #include "comm/nontemporal.h"
 #include "comm/shared_memory/rank_transfers.h"
 
@@ -167,7 +167,7 @@ bool SharedMessages::is_awaited(const MessageWait& theirs) const {
 // Returns the error that ends the wait, or an empty text.
 std::string SharedMessages::wait_for(const MessageCall& call, const std::function<bool()>& reached) const {
   if (reached()) return "";
-  const RankWait wait(TimelineName::wait_for_message, in_job(call.other()));
+  const WaitForRanks wait(TimelineName::wait_for_message, in_job(call.other()));
   const Deadline deadline(timeout_);
   const std::string words = describe(call, ranks_);
   return all_.wait({.what = {.group = group_, .which = {}, .message = wait_of(call)},

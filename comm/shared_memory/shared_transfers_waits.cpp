@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/rank_wait.h"
 #include "base/timeline.h"
+#include "base/wait_for_ranks.h"
 #include "comm/shared_memory/rank_transfers.h"
 #include "comm/shared_memory/shared_transfers.h"
 
@@ -29,7 +29,7 @@ void SharedTransfers::await(Transfer& transfer, Condition done) {
 
 std::string SharedTransfers::wait_for(Transfer& transfer, Condition done, milliseconds timeout) {
   if (reached(transfer, done)) return "";
-  const RankWait wait(TimelineName::wait_for_ranks, timeline::is_on() ? first_absent(transfer) : -1);
+  const WaitForRanks wait(TimelineName::wait_for_ranks, timeline::is_on() ? first_absent(transfer) : -1);
   const Deadline deadline(timeout);
   const auto is_reached = [&] { return reached(transfer, done); };
   const auto error = [&] { return disagreement_of(transfer); };

@@ -42,6 +42,11 @@ static constexpr KeyFact monitoring_rows[] = {
     integer(".top_modules", "1", "number of modules in the table").no_effect(no_modules),
     boolean(".detailed", "true", "print a row for each operator, not only the sums"),
     text(".output_file", "", "file for the table; by default it is logged").or_null(),
+    section("zerorun.run_log", "log of each optimizer step, from which `zerorun diff` compares runs"),
+    text(".path", "\"\"", "folder of the log, which rank 0 writes; empty: no log"),
+    boolean(
+        ".hashes", "false",
+        "log hashes of each parameter's gradients and values too, which costs a pass over them in each step"),
     feature("comms_logger", "log of the collectives of rank 0"),
     boolean(".enabled", "false", "record collectives, and log a summary at the end"),
     boolean(".verbose", "false", "log each collective when it has ended"),

@@ -12,6 +12,7 @@
 #include "base/progress_bar.h"
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/saving/restart_items.h"
+#include "engine/step_hashes.h"
 
 namespace zerorun {
 
@@ -106,6 +107,7 @@ void Restore::restore_numbers() const {
           "\": it was written with other parameter groups; load with RestoreOptions::counters = false");
     }
   }
+  if (state_->hashes) state_->hashes->restart();
   if (!options_.counters) return;
   check_counts(manifest);
   // Starts a new window, unless the checkpoint was saved within a window, which is then continued.

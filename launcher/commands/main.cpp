@@ -1,6 +1,6 @@
 // zerorun: starts the ranks of a training job and supervises them until the last one has ended. `zerorun
 // config` handles configurations, `zerorun checkpoint` handles checkpoints, `zerorun doctor` checks hosts and
-// the links between them, `zerorun plan` says what a training will take.
+// the links between them, `zerorun plan` says what a training will take, `zerorun diff` where two runs part.
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -12,6 +12,7 @@
 #include "base/printable.h"
 #include "launcher/commands/checkpoint_command.h"
 #include "launcher/commands/config_command.h"
+#include "launcher/commands/diff_command.h"
 #include "launcher/commands/doctor_command.h"
 #include "launcher/commands/plan_command.h"
 #include "launcher/hosts/agent.h"
@@ -48,6 +49,7 @@ int main(int argc, char** argv) {
     if (launcher::is_config_command(argc, argv)) return flushed(launcher::run_config_command(argc, argv));
     if (launcher::is_checkpoint_command(argc, argv))
       return flushed(launcher::run_checkpoint_command(argc, argv));
+    if (launcher::is_diff_command(argc, argv)) return flushed(launcher::run_diff_command(argc, argv));
     if (launcher::is_plan_command(argc, argv)) launcher::run_plan_command(argc, argv);
     if (launcher::is_doctor_command(argc, argv)) return flushed(launcher::run_doctor_command(argc, argv));
     auto parsed = launcher::parse_launch_options(argc, argv);

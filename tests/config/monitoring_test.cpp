@@ -17,6 +17,7 @@ TEST_CASE("without their sections nothing is monitored") {
   CHECK(!off.comet.enabled);
   CHECK(!off.comms.enabled);
   CHECK(!off.flops.enabled);
+  CHECK(!off.run_log.is_on());
   CHECK(!off.memory_breakdown);
   CHECK(!off.dump_state);
   CHECK(off.csv.job_name == "DeepSpeedJobName");
@@ -37,6 +38,7 @@ TEST_CASE("each key of the monitors is read, and none of them is a warning") {
       "comms_logger": {"enabled": true, "verbose": true, "prof_all": false, "debug": true,
                        "prof_ops": ["all_reduce"]},
       "flops_profiler": {"enabled": true, "profile_step": 5, "detailed": false, "output_file": "m"},
+      "zerorun": {"run_log": {"path": "n", "hashes": true}},
       "memory_breakdown": true, "dump_state": true)"),
                                      "conf", 1);
   CHECK(config.warnings.empty());
@@ -64,6 +66,8 @@ TEST_CASE("each key of the monitors is read, and none of them is a warning") {
   CHECK(read.flops.profile_step == 5);
   CHECK(!read.flops.detailed);
   CHECK(read.flops.output_file == "m");
+  CHECK(read.run_log.path == "n");
+  CHECK(read.run_log.has_hashes());
   CHECK(read.memory_breakdown);
   CHECK(read.dump_state);
   CHECK(config.resolved.find("\"api_key\": \"(secret)\"") != std::string::npos);

@@ -1,5 +1,6 @@
-"""What reaches wandb and comet_ml, of which there are stand-ins, and CSV files. monitors.py FOLDER"""
+"""What reaches wandb and comet_ml, of which there are stand-ins, CSV files and the run log. monitors.py FOLDER"""
 
+import json
 import pathlib
 import sys
 import types
@@ -34,7 +35,8 @@ folder = pathlib.Path(sys.argv[1])
 engine, *_ = zerorun.initialize(model=net(), config=config(
     2, gradient_accumulation_steps=2, csv_monitor={"enabled": True, "output_path": str(folder), "job_name": "job"},
     wandb={"enabled": True, "group": "mine", "project": "theirs"}, comms_logger={"enabled": True},
-    comet={"enabled": True, "samples_log_interval": 16, "api_key": "hidden-word", "experiment_name": "first"}))
+    comet={"enabled": True, "samples_log_interval": 16, "api_key": "hidden-word", "experiment_name": "first"},
+    zerorun={"run_log": {"path": str(folder / "log"), "hashes": True}}))
 losses = []
 for step in range(3):
     losses.append(0)
@@ -43,6 +45,12 @@ for step in range(3):
         losses[-1] += loss.item() / 2
         engine.backward(loss)
         engine.step()
+plain, *_ = zerorun.initialize(model=net(), config=config(
+    3, gradient_accumulation_steps=2, zerorun={"run_log": {"path": str(folder / "plain"), "hashes": True}}))
+for micro in range(2):
+    plain(torch.full((2, 6), micro + plain.global_rank / 4)).pow(2).mean().backward()
+    plain.step()
+plain.destroy()
 engine.log("eval/loss", torch.tensor(0.5))
 try:
     engine.log("", 1)
@@ -73,5 +81,12 @@ rows = (folder / "job" / "Train_Samples_train_loss.csv").read_text().splitlines(
 assert rows[0] == "step,train_loss" and [int(row.split(",")[0]) for row in rows[1:]] == samples, rows
 assert (folder / "job" / "eval_loss.csv").read_text() == f"step,loss\n{samples[-1]},0.5\n"
 assert "hidden-word" not in engine.resolved_config
+run = (folder / "log" / "run.json").read_text()
+assert "hidden-word" not in run and [p["name"] for p in json.loads(run)["parameters"]] == [n for n, _ in net().named_parameters()], run
+start, *steps = map(json.loads, (folder / "log" / "steps.jsonl").read_text().splitlines())
+assert start["step"] == 0 and start["start"] and [step["step"] for step in steps] == [1, 2, 3], (start, steps)
+assert [step["losses"][0] for step in steps] == found and [step["samples"] for step in steps] == samples, steps
+first = json.loads((folder / "plain" / "steps.jsonl").read_text().splitlines()[1])
+assert first["loss"] is None and first["losses"] == [] and first["gradients"] == steps[0]["gradients"], (first, steps[0])
 engine.destroy()
 print("as expected", flush=True)

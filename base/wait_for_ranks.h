@@ -9,12 +9,12 @@
 namespace zerorun {
 
 /// This object's lifetime is such a wait. `rank`: for whom, in the job; -1: not known.
-class RankWait {
+class WaitForRanks {
  public:
-  RankWait(TimelineName name, int32_t rank) : span_(name, rank) {}
-  ~RankWait() { waited_ += Clock::now() - begin_; }
-  RankWait(const RankWait&) = delete;
-  RankWait& operator=(const RankWait&) = delete;
+  WaitForRanks(TimelineName name, int32_t rank) : span_(name, rank) {}
+  ~WaitForRanks() { waited_ += Clock::now() - begin_; }
+  WaitForRanks(const WaitForRanks&) = delete;
+  WaitForRanks& operator=(const WaitForRanks&) = delete;
 
   /// What the calling thread has waited so far.
   static std::chrono::nanoseconds waited() { return waited_; }
