@@ -1,6 +1,7 @@
 // Timelines of ranks that are threads of the test: which spans and transfers an engine records.
 #include <catch2/catch.hpp>
 #include <filesystem>
+#include <set>
 #include <string>
 
 #include "monitor/timeline_file.h"
@@ -65,7 +66,10 @@ TEST_CASE("Ranks that are threads have timelines of their own, with offloaded st
     for (const int rank : {0, 1}) {
       const ReadTrace trace = read_trace(files.at(rank_file_name(rank)));
       INFO("rank " << rank << (plain ? ", loss.backward()" : ""));
-      CHECK(check_nesting(trace).empty());
+      // Transfers that a step has started and the next one waits for may be under way.
+      std::set<std::string> open = check_nesting(trace);
+      for (const char* transfer : {"all_gather", "read from files", "write to files"}) open.erase(transfer);
+      CHECK(open == std::set<std::string>());
       CHECK(trace.packets.begin()->first == static_cast<uint64_t>(rank + 1));
       CHECK(count(trace, "forward") == 2 * steps);
       CHECK(count(trace, "backward") == 2 * steps);
