@@ -31,8 +31,8 @@ def interrupts_at_any_time():
     for stage in (0, 3):
         engine = make(stage)
         for delay in range(1, 40):
-            signal.setitimer(signal.ITIMER_REAL, delay * 1.2e-4)
             try:
+                signal.setitimer(signal.ITIMER_REAL, delay * 1.2e-4)
                 for _ in itertools.count():
                     step(engine)
             except KeyboardInterrupt:
