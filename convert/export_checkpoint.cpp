@@ -119,7 +119,6 @@ class Exporter {
     SafetensorsFolder output(files, folder, tensors_, options_.max_shard_bytes, "model", Replaceable::none);
     ProgressBar bar("exporting", numel_, /*shows=*/true);
     for (const Source& source : sources_) {
-      bar.advance(source.numel);
       const checkpoint::SavedParameter& parameter = saved_.manifest().parameters.at(source.parameter);
       if (source.numel == 0) continue;
       if (parameter.split) {
@@ -129,6 +128,7 @@ class Exporter {
       } else {
         write_all(source, read_in_order(source, parameter, checkpoint::kWhole), output);
       }
+      bar.advance(source.numel);
     }
     result_.files = output.finish();
     return std::move(result_);

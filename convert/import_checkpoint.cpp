@@ -123,9 +123,9 @@ ImportedCheckpoint import_checkpoint(checkpoint::FileSystem& files, const DeepSp
   FileWriter writer(files, publication.folder(), manifest);
   ProgressBar bar("importing", static_cast<int64_t>(source.parameters.size()), /*shows=*/true);
   for (const auto& [name, parameter] : source.parameters) {
-    bar.advance(1);
     manifest.parameters[name] = parameter.facts;
     for (const auto& [state_name, state] : parameter.states) writer.add(name, state_name, state);
+    bar.advance(1);
   }
   writer.flush();
   publication.publish(to_json(manifest), /*save_latest=*/true);

@@ -1,9 +1,11 @@
 // Tests the key table: it has every key that DeepSpeed knows, and the reader reads every key of the table.
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <regex>
 #include <set>
 #include <string>
 
+#include "base/memory_report.h"
 #include "config/check.h"
 #include "config/key_table.h"
 #include "config/suggestion.h"
@@ -307,4 +309,22 @@ TEST_CASE("the edit distance counts letters and swapped neighbours, and ignores 
   CHECK(edit_distance("kitten", "sitting") == 3);
   CHECK(edit_distance("stgae", "stage") == 1);
   CHECK(edit_distance("lr", "lrr") == 1);
+}
+
+TEST_CASE("every key that a report about memory names is in the table, and has an effect") {
+  const std::regex key(R"([a-z_0-9]+(\.[a-z_0-9]+)+|(train|gradient)_[a-z_]+)");
+  int named = 0;
+  for (int remedy = 1; remedy <= static_cast<int>(MemoryRemedy::more_memory); ++remedy) {
+    MemoryNow memory{.phase = MemoryPhase::counted};
+    memory.remedies[static_cast<int>(MemoryUse::other)] = {static_cast<MemoryRemedy>(remedy)};
+    const std::string text = memory_report(memory, true).back();
+    INFO(text);
+    REQUIRE(text.starts_with("what may help: "));
+    for (std::sregex_iterator found(text.begin(), text.end(), key), end; found != end; ++found, ++named) {
+      const KeyFact* fact = find_key(found->str());
+      REQUIRE(fact);
+      CHECK(fact->status == KeyStatus::supported);
+    }
+  }
+  CHECK(named >= 18);
 }
