@@ -281,7 +281,9 @@ std::vector<Carrier> connect_all() {
   const Deadline deadline(environment.timeout);
   const Joined joined = join_store(environment, "bench", deadline);
   std::string obstacle;
-  auto shared = make_shared_memory_communicator(environment, joined, deadline, obstacle);
+  auto shared =
+      make_shared_memory_communicator(RanksOfHost::all(environment.rank, environment.world_size),
+                                      joined.store, joined.job, environment.timeout, deadline, obstacle);
   if (!shared) throw UserError("no shared memory: " + obstacle);
   return {{"gloo", make_gloo_communicator(environment, joined.store, deadline)}, {"shm", std::move(shared)}};
 }

@@ -22,6 +22,7 @@ class WatchedWork : public Work {
     work_->wait();
     log_->add(call_, Clock::now() - begin_);
   }
+  bool is_over() override { return work_->is_over(); }
 
  private:
   std::shared_ptr<CommunicationLog> log_;

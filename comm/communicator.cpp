@@ -139,7 +139,24 @@ std::shared_ptr<Communicator> Communicator::split(const std::vector<RankGroup>& 
   barrier(label)->wait();  // ranks that split differently are told so
   RankGroup group = *own;
   for (int& rank : group.ranks) rank = rank_in_job(rank);
-  return kept_by_forks(make_part(groups, static_cast<size_t>(own - groups.begin()), std::move(group)));
+  auto part = make_part(groups, static_cast<size_t>(own - groups.begin()), std::move(group));
+  part->set_sum_group(sum_group_);
+  return kept_by_forks(std::move(part));
+}
+
+void Communicator::set_sum_group(int ranks) {
+  ZR_CHECK(ranks >= 0, "a group of " + std::to_string(ranks) + " ranks");
+  sum_group_ = ranks;
+  std::vector<int> sizes;
+  int last = -1;
+  for (const int rank : group_.ranks) {
+    const int group = ranks > 0 ? rank / ranks : 0;
+    if (group != last) sizes.push_back(0);
+    last = group;
+    ++sizes.back();
+  }
+  const bool is_plain = sizes.size() == 1 || sizes.size() == group_.ranks.size();
+  sum_groups_ = is_plain ? nullptr : std::make_shared<const std::vector<int>>(std::move(sizes));
 }
 
 std::shared_ptr<Communicator> Communicator::make_part(const std::vector<RankGroup>& /*groups*/,
@@ -242,6 +259,7 @@ std::unique_ptr<Work> Communicator::count_and_start(CollectiveCall call) {
   ZR_CHECK(call.output.device() == call.input.device(), call.label);
   add_suffix(call.label);
   if (world_size_ > 1) check_not_forked(home_, rank_in_job(rank_), describe(call));
+  call.sum_groups = sum_groups_;
   const std::lock_guard lock(issue_);
   volume_.add(call, rank_, world_size_);
   if (timeline::is_on()) {

@@ -2,9 +2,10 @@
 // several threads do, each must start its first collective before another thread waits. Otherwise a long wait
 // may be reported as a disagreement between ranks (comm/gloo/order_watch.h). All ranks must start the
 // collectives of each kind in the same order, with the same labels. A collective returns a Work and owns its
-// tensors until Work::wait() returns. Sums over CPU tensors are added in rank order, so their bits depend
-// neither on bucket sizes nor on timing. Every wait has a deadline; a missed deadline throws CommError, which
-// names the collective, its label and the missing ranks.
+// tensors until Work::wait() returns. Sums over CPU tensors are added in rank order, or in groups of ranks
+// and then over the groups (set_sum_group()), so their bits depend neither on bucket sizes nor on timing.
+// Every wait has a deadline; a missed deadline throws CommError, which names the collective, its label and
+// the missing ranks.
 //
 // Messages (send() and receive()) have an order of their own for each pair of ranks (comm/message.h).
 //
@@ -20,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +38,9 @@ inline constexpr int kCollectiveKinds = 5;
 inline constexpr int64_t kLargeSum = 128 << 10;
 const char* name_of(Collective collective);
 
+/// The sizes of groups of consecutive ranks whose sums are added in order; null: all ranks in one order.
+using SumGroups = std::shared_ptr<const std::vector<int>>;
+
 /// A collective with its arguments. `label` ("bucket 3") must be the same on all ranks. `reason` ("for
 /// aten::addmm on h.0.weight") appears only in errors and may differ between ranks.
 struct CollectiveCall {
@@ -45,6 +50,12 @@ struct CollectiveCall {
   int root;
   std::string label;
   std::string reason;
+  SumGroups sum_groups = {};
+
+  /// For sum_in_rank_order().
+  std::span<const int> groups() const {
+    return sum_groups ? std::span<const int>(*sum_groups) : std::span<const int>();
+  }
 };
 
 /// Returns a text such as "all_gather of bucket 3 for aten::addmm on h.0.weight".
@@ -73,6 +84,9 @@ class Work {
   /// Returns when the output is complete and the input may be written again. Must be called exactly once: the
   /// tensors of a Work that is destroyed without wait() are in an unknown state. Throws CommError.
   virtual void wait() = 0;
+  /// Whether wait() would not have to wait, as far as that is known. Does this rank's part, as wait() does.
+  /// Not after wait(), nor in two threads at once.
+  virtual bool is_over() { return false; }
 };
 
 /// Counts the elements that this rank sends, by kind of collective. With shared memory it counts the elements
@@ -134,6 +148,13 @@ class Communicator {
   virtual void give_back_pages(const at::Tensor& part);
   /// Whether the ranks share memory. If they do, allocate_shared() fails only for lack of room.
   virtual bool shares_memory() const { return false; }
+  /// From now on sums over CPU tensors first add the ranks whose numbers in the job, divided by `ranks` and
+  /// rounded down, are equal, and then these sums in order; those of 16-bit types are rounded. So the bits
+  /// are equal for an equal `ranks`, on all transports but NCCL. 0: the transport's own choice, one order of
+  /// all ranks. The same on all ranks, while no collective is in flight. Later parts, made by split(), take
+  /// it over.
+  virtual void set_sum_group(int ranks);
+
   /// Makes a communicator of each of `groups`, and returns the one of this rank's group. `groups` is the same
   /// on all ranks of this communicator, each of which is in exactly one group: ranks are numbers in this
   /// communicator. A wait in any of these communicators does this rank's part in all of them. Ranks in
@@ -209,6 +230,8 @@ class Communicator {
                                                   RankGroup group);
   /// Called by the function that creates a communicator of a part of the job.
   void set_group(RankGroup group);
+  /// The sizes of the groups of set_sum_group(); empty: all ranks in one order.
+  std::vector<int> groups_of_sums() const { return sum_groups_ ? *sum_groups_ : std::vector<int>(); }
 
   /// Starts `call`, whose tensors have been checked. Called by one thread at a time. Several collectives may
   /// be in flight; each is completed by its own wait().
@@ -249,6 +272,8 @@ class Communicator {
   Device* device_;
   bool is_first_on_host_;
   HomeProcess home_;
+  int sum_group_ = 0;
+  SumGroups sum_groups_;
   std::recursive_mutex
       issue_;  // held by count_and_start() and by a group, whose calls lock it again: so it is recursive
   Volume volume_;

@@ -12,6 +12,11 @@ namespace zerorun {
 /// gives the same bits. There is one slice per rank, each as long as `output`, and one of them may be
 /// `output` itself. Supported dtypes are float32, float64 and int64, and also bfloat16 and float16, which are
 /// added in float32 and rounded once.
-void sum_in_rank_order(const at::Tensor& output, std::span<const void* const> slices);
+///
+/// `groups`, if not empty, are the sizes of groups of consecutive ranks, whose sums are added in order: with
+/// {2, 2} the sum is (slices[0] + slices[1]) + (slices[2] + slices[3]). In bfloat16 and float16 the sum of
+/// each group is rounded too, since it may travel between hosts.
+void sum_in_rank_order(const at::Tensor& output, std::span<const void* const> slices,
+                       std::span<const int> groups = {});
 
 }  // namespace zerorun

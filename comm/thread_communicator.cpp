@@ -53,7 +53,7 @@ void move_data(const std::vector<CollectiveCall>& calls) {
   switch (first.kind) {
     case Collective::reduce_scatter:
       for (size_t rank = 0; rank < calls.size(); ++rank) {
-        sum_in_rank_order(calls[rank].output, inputs_at(calls, first.output.nbytes() * rank));
+        sum_in_rank_order(calls[rank].output, inputs_at(calls, first.output.nbytes() * rank), first.groups());
       }
       break;
     case Collective::all_gather:
@@ -68,7 +68,7 @@ void move_data(const std::vector<CollectiveCall>& calls) {
       break;
     case Collective::all_reduce: {
       at::Tensor total = at::empty_like(first.output);
-      sum_in_rank_order(total, inputs_at(calls, 0));
+      sum_in_rank_order(total, inputs_at(calls, 0), first.groups());
       for (const CollectiveCall& call : calls) call.output.copy_(total);
       break;
     }
@@ -134,6 +134,11 @@ class ThreadGroup {
   const std::shared_ptr<NoticesInMemory>& notices() const { return notices_; }
   const std::shared_ptr<Announcement>& announcement() const { return announcement_; }
   int rank_in_job(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
+
+  bool is_over(const Meeting& meeting) {
+    std::lock_guard lock(mutex_);
+    return meeting.done;
+  }
 
   void await(const Meeting& meeting, int rank, const Deadline& deadline) {
     const std::string what = describe(meeting.calls[rank]);
@@ -246,6 +251,7 @@ class ThreadWork : public Work {
                                             describe_with_size(other)));
     }
   }
+  bool is_over() override { return group_->is_over(*meeting_); }
 
  private:
   std::shared_ptr<ThreadGroup> group_;

@@ -309,6 +309,9 @@ struct Config {
   RecomputeConfig recompute;
   /// From zerorun.mesh, else LoadOptions::mesh; absent: all ranks are data ranks.
   std::optional<MeshSizes> mesh;
+  /// Sums over CPU ranks are added in groups of so many ranks (Communicator::set_sum_group()); 0: the
+  /// transport's choice.
+  int sum_group = 0;
   /// Messages about settings that do not take effect as written, one line each. Warnings are about features
   /// that are not supported, old names, and values in an unusual form. Notes are about settings without an
   /// effect, and values of "auto".

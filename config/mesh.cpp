@@ -119,6 +119,11 @@ NamedRanks named_ranks(const Settings& settings) {
   return {.tensor = named_size(settings, kTensor), .pipeline = named_size(settings, kPipeline)};
 }
 
+int resolve_sum_group(const Settings& settings) {
+  return static_cast<int>(std::min<int64_t>(settings.get<int64_t>("zerorun.sum_group").value_or(0),
+                                            std::numeric_limits<int>::max()));
+}
+
 PipelineConfig resolve_pipeline(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
   const bool uniform = settings.get<std::string>("pipeline.partition") == "uniform";

@@ -79,6 +79,7 @@ Mesh make_mesh(const Config& config, const InitializeOptions& options, std::shar
                       ": give the same sizes, or leave one of them out");
     }
   }
+  world->set_sum_group(config.sum_group);
   std::optional<MeshSizes> sizes = options.mesh ? options.mesh : config.mesh;
   if (options.pipeline && !sizes) sizes = MeshSizes();  // a pipeline of one stage
   return sizes ? Mesh(std::move(world), *sizes) : Mesh(std::move(world));
@@ -150,8 +151,8 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
 std::string describe_settings(const Config& config, const InitializeOptions& options) {
   // All settings that affect results. Settings that only affect what a rank logs may differ.
   const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, monitoring,
-               prescale, managed, predivide, average, node_local, pipeline, recompute, mesh, warnings, notes,
-               python, resolved] = config;
+               prescale, managed, predivide, average, node_local, pipeline, recompute, mesh, sum_group,
+               warnings, notes, python, resolved] = config;
   ZeroConfig same_everywhere = zero;  // without paths, buffers and aio: disks may differ
   same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device,
                                        .ratio = zero.offload_optimizer.ratio};
@@ -165,7 +166,7 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   describe(text,
            std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed, predivide,
                     average, node_local, pipeline, recompute, python, options.bucket_numel, writes_files));
-  describe(text, std::tie(has_timeline, logs, hashes));
+  describe(text, std::tie(has_timeline, logs, hashes, sum_group));
   text << describe_pipeline(options);
   if (options.tensor_plan) {
     text << " tensor plan";

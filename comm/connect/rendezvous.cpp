@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "comm/connect/cuda_library.h"
+#include "comm/connect/two_levels.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/exchange.h"
 #include "comm/meeting/store.h"
@@ -71,36 +72,72 @@ bool all_on_cuda(const Environment& environment, const Joined& joined, const Dea
 
 constexpr char kGloo[] = "gloo";
 constexpr char kSharedMemory[] = "shm";
+constexpr char kTwoLevels[] = "two-level";
 
-// Returns why shared memory must not be used; empty if it may be used. Sets `demanded` if any rank asks for
-// shared memory. All ranks exchange their settings, because all must use the same transport.
-std::string obstacle_to_shared_memory(const Environment& environment, const StorePointer& store,
-                                      const Deadline& deadline, bool& demanded) {
-  const char* word = environment.comm == CommChoice::gloo            ? kGloo
-                     : environment.comm == CommChoice::shared_memory ? kSharedMemory
-                                                                     : "auto";
-  const std::vector<std::string> words = exchange_words(*store->part("comm"), "choice", environment.rank,
-                                                        environment.world_size, word, deadline);
-  demanded = std::ranges::count(words, kSharedMemory) > 0;
-  const auto refusing = std::ranges::find(words, kGloo);
-  if (refusing == words.end()) return "";
-  return "rank " + std::to_string(refusing - words.begin()) + " is told to use Gloo (--comm, ZERORUN_COMM)";
+const char* word_of(CommChoice choice) {
+  switch (choice) {
+    case CommChoice::automatic:
+      return "auto";
+    case CommChoice::shared_memory:
+      return kSharedMemory;
+    case CommChoice::two_levels:
+      return kTwoLevels;
+    case CommChoice::gloo:
+      break;
+  }
+  return kGloo;
 }
+
+// The transports that the ranks' settings allow. All ranks exchange these, because all must use the same one.
+struct Wishes {
+  bool shared_memory = false;  // a rank demands it
+  bool two_levels = false;     // a rank demands them
+  std::string obstacle;        // why neither must be used; empty: both may
+
+  Wishes(const Environment& environment, const StorePointer& store, const Deadline& deadline) {
+    const std::vector<std::string> words =
+        exchange_words(*store->part("comm"), "choice", environment.rank, environment.world_size,
+                       word_of(environment.comm), deadline);
+    shared_memory = std::ranges::count(words, kSharedMemory) > 0;
+    two_levels = std::ranges::count(words, kTwoLevels) > 0;
+    const auto refusing = std::ranges::find(words, kGloo);
+    if (refusing == words.end()) return;
+    obstacle =
+        "rank " + std::to_string(refusing - words.begin()) + " is told to use Gloo (--comm, ZERORUN_COMM)";
+  }
+};
+
+[[noreturn]] void refuse(const std::string& demand, const std::string& reason, const Environment& environment,
+                         const StorePointer& store, const Deadline& deadline) {
+  keep_store_until_read(*store, environment.rank, environment.world_size, deadline);
+  throw UserError(demand + ", but " + reason);
+}
+
+constexpr char kAskedForSharedMemory[] = "shared memory was requested (--comm shm, ZERORUN_COMM=shm)";
+constexpr char kAskedForTwoLevels[] = "two levels were requested (--comm two-level, ZERORUN_COMM=two-level)";
 
 std::shared_ptr<Communicator> connect_on_cpu(const Environment& environment, const Joined& joined,
                                              const Deadline& deadline) {
   const StorePointer& store = joined.store;
-  bool demanded = false;
-  std::string obstacle = obstacle_to_shared_memory(environment, store, deadline, demanded);
+  const Wishes wishes(environment, store, deadline);
+  std::string reason = wishes.obstacle;
   std::shared_ptr<Communicator> communicator;
-  const bool tries = obstacle.empty();
-  if (tries) communicator = make_shared_memory_communicator(environment, joined, deadline, obstacle);
-  if (demanded && !communicator) {
-    keep_store_until_read(*store, environment.rank, environment.world_size, deadline);
-    throw UserError("shared memory was requested (--comm shm, ZERORUN_COMM=shm), but " + obstacle);
-  }
+  if (reason.empty() && !wishes.two_levels)
+    communicator = make_shared_memory_communicator(RanksOfHost::all(environment.rank, environment.world_size),
+                                                   store, joined.job, environment.timeout, deadline, reason);
+  if (wishes.shared_memory && !communicator)
+    refuse(kAskedForSharedMemory, reason, environment, store, deadline);
   if (communicator) return communicator;
-  if (tries && environment.rank == 0) log_info("collectives use Gloo instead of shared memory: " + obstacle);
+  std::string obstacle = wishes.obstacle;
+  if (obstacle.empty()) communicator = connect_in_two_levels(environment, joined, deadline, obstacle);
+  if (wishes.two_levels && !communicator) refuse(kAskedForTwoLevels, obstacle, environment, store, deadline);
+  const bool tells = environment.rank == 0 && wishes.obstacle.empty() && !wishes.two_levels;
+  if (communicator) {
+    if (tells) log_info("collectives use shared memory on each host, and Gloo between hosts: " + reason);
+    return communicator;
+  }
+  if (tells)
+    log_info("collectives use Gloo instead of shared memory: " + reason + "; not on two levels: " + obstacle);
   return make_gloo_communicator(environment, store, deadline);
 }
 
@@ -119,13 +156,12 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
     const Joined joined = join_store(environment, on_cuda ? kOnCuda : kOnCpu, deadline);
     store = joined.store;
     on_cuda = all_on_cuda(environment, joined, deadline);
-    bool demanded = false;
-    if (on_cuda) obstacle_to_shared_memory(environment, store, deadline, demanded);
-    if (demanded) {
-      keep_store_until_read(*store, environment.rank, environment.world_size, deadline);
-      throw UserError(
-          "shared memory was requested (--comm shm, ZERORUN_COMM=shm), but the ranks train on GPUs, over "
-          "NCCL: leave that out, or train on the CPU (--device cpu)");
+    if (on_cuda) {
+      const Wishes wishes(environment, store, deadline);
+      if (wishes.shared_memory || wishes.two_levels)
+        refuse(wishes.shared_memory ? kAskedForSharedMemory : kAskedForTwoLevels,
+               "the ranks train on GPUs, over NCCL: leave that out, or train on the CPU (--device cpu)",
+               environment, store, deadline);
     }
     communicator = on_cuda ? make_gloo_communicator(environment, store, deadline)
                            : connect_on_cpu(environment, joined, deadline);

@@ -35,6 +35,7 @@ class WorkOfThisProcess : public Work {
     check_not_forked(home_, rank_, "a collective");
     work_->wait();
   }
+  bool is_over() override { return work_->is_over(); }
 
  private:
   HomeProcess home_;
@@ -183,26 +184,37 @@ std::shared_ptr<::gloo::transport::Device> choose_device(const std::string& addr
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environment,
+std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environment, RankGroup ranks,
                                                      const StorePointer& store, const Deadline& deadline) {
   auto options = c10d::ProcessGroupGloo::Options::create(deadline.remaining());
   options->threads = 1;
   const std::string address =
       environment.one_host ? environment.master_addr : address_for_other_hosts(environment, *store, deadline);
+  const StorePointer own =
+      ranks.name.empty() ? store : store->part("of rank " + std::to_string(ranks.ranks[0]));
+  const auto place = std::ranges::find(ranks.ranks, environment.rank) - ranks.ranks.begin();
   try {
     options->devices.push_back(choose_device(address));
-    Gloo group = connect_group(store, environment.rank, environment.world_size, options, deadline);
-    RankGroup ranks;
-    for (int rank = 0; rank < environment.world_size; ++rank) ranks.ranks.push_back(rank);
+    Gloo group =
+        connect_group(own, static_cast<int>(place), static_cast<int>(ranks.ranks.size()), options, deadline);
     const StorePointer failures = store->part("failures");
+    auto notes = std::make_shared<FailureNotes>(failures);
+    if (!ranks.name.empty()) notes->open();
     return std::make_shared<GlooCommunicator>(
-        std::move(group), std::move(ranks), store, std::make_shared<FailureNotes>(failures),
+        std::move(group), std::move(ranks), own, std::move(notes),
         kept_by_forks(std::make_shared<FailureWatch>(failures, environment.rank, environment.world_size)),
         environment.timeout);
   } catch (const std::exception& error) {
     throw CommError("rank " + std::to_string(environment.rank) + " could not connect to the other ranks: " +
                     first_line(error.what()) + " (GLOO_SOCKET_IFNAME names the network interface to use)");
   }
+}
+
+std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environment,
+                                                     const StorePointer& store, const Deadline& deadline) {
+  RankGroup all;
+  for (int rank = 0; rank < environment.world_size; ++rank) all.ranks.push_back(rank);
+  return make_gloo_communicator(environment, std::move(all), store, deadline);
 }
 
 }  // namespace zerorun

@@ -13,7 +13,12 @@
 
 namespace zerorun {
 
-/// Connects the ranks of `environment` (world size > 1), which have all joined `store`. Throws CommError.
+/// Connects `ranks`, this one among them: at least two ranks of the job, as numbers in the job, whose group
+/// has no name if they are all ranks. All ranks of the job have joined `store` and call this at the same
+/// time. Throws CommError.
+std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environment, RankGroup ranks,
+                                                     const StorePointer& store, const Deadline& deadline);
+/// Connects all ranks of `environment` (world size > 1).
 std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environment,
                                                      const StorePointer& store, const Deadline& deadline);
 

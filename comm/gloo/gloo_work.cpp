@@ -73,38 +73,6 @@ bool is_timeout(const std::string& failure) {
   return failure.find("Timed out") != std::string::npos || failure.find("timeout") != std::string::npos;
 }
 
-at::Tensor GlooScratch::take(int64_t numel, at::ScalarType dtype) {
-  std::lock_guard lock(mutex_);
-  const int64_t wanted = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  auto best = free_.end();
-  auto largest = free_.end();
-  for (auto it = free_.begin(); it != free_.end(); ++it) {
-    if (largest == free_.end() || it->numel() > largest->numel()) largest = it;
-    if (it->numel() >= wanted && (best == free_.end() || it->numel() < best->numel())) best = it;
-  }
-  at::Tensor bytes;
-  if (best != free_.end()) {
-    bytes = std::move(*best);
-    free_.erase(best);
-  } else {
-    if (largest != free_.end()) {  // all are too small: a new one replaces the largest
-      bytes_ -= largest->numel();
-      free_.erase(largest);
-    }
-    const AllocatingFor scope(MemoryUse::messages, wanted);
-    bytes = at::empty({wanted}, at::TensorOptions().dtype(at::kByte));
-    bytes_ += wanted;
-  }
-  return bytes.narrow(0, 0, wanted).view(dtype);
-}
-
-void GlooScratch::give_back(const at::Tensor& tensor) {
-  std::lock_guard lock(mutex_);
-  const int64_t capacity = static_cast<int64_t>(tensor.storage().nbytes());
-  at::Tensor bytes = at::empty({0}, at::TensorOptions().dtype(at::kByte));
-  free_.push_back(bytes.set_(tensor.storage(), 0, {capacity}, {1}));
-}
-
 GlooWork::GlooWork(std::shared_ptr<GlooLinks> links, CollectiveCall call, int tag)
     : links_(std::move(links)),
       call_(std::move(call)),
@@ -143,8 +111,13 @@ void GlooWork::wait() {
   for (int rank = 0; rank < world_size_; ++rank) {
     slices.push_back(rank == rank_ ? own_.const_data_ptr() : received_slot(rank).const_data_ptr());
   }
-  sum_in_rank_order(call_.output, slices);
+  sum_in_rank_order(call_.output, slices, call_.groups());
   links_->scratch.give_back(std::exchange(received_, at::Tensor()));
+}
+
+bool GlooWork::is_over() {
+  const auto is_done = [](const GlooTransfer& posted) { return !posted.work || posted.work->isCompleted(); };
+  return std::ranges::all_of(receives_, is_done) && std::ranges::all_of(sends_, is_done);
 }
 
 // Posts receives before sends, because Gloo sends a message only once its receiver expects it.

@@ -17,22 +17,9 @@
 #include "comm/gloo/order_watch.h"
 #include "comm/meeting/failure_notes.h"
 #include "comm/meeting/wait_board.h"
+#include "comm/scratch_buffers.h"
 
 namespace zerorun {
-
-// Receive buffers, which are kept for reuse. Their count never exceeds the largest count that was in use at
-// the same time. Any thread.
-class GlooScratch {
- public:
-  at::Tensor take(int64_t numel, at::ScalarType dtype);
-  void give_back(const at::Tensor& tensor);
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::mutex mutex_;
-  std::vector<at::Tensor> free_;  // each covers its whole storage, as bytes
-  std::atomic<int64_t> bytes_ = 0;
-};
 
 /// The first of several errors. Any thread.
 class FirstError {
@@ -54,7 +41,7 @@ struct GlooLinks {
   std::shared_ptr<OrderWatch> order;
   std::shared_ptr<FailureNotes> failures;  // of all groups of the job, like the next one
   std::shared_ptr<FailureWatch> announcements;
-  GlooScratch scratch = {};
+  ScratchBuffers scratch = {};
   FirstError disagreement = {};  // of two ranks on a message (comm/gloo/gloo_messages.h)
 
   /// Whether what is under way may never end.
@@ -86,6 +73,7 @@ class GlooWork : public Work {
   ~GlooWork() override;
 
   void wait() override;
+  bool is_over() override;
 
  private:
   void start();

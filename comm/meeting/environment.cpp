@@ -41,8 +41,9 @@ DeviceChoice device_choice(const std::string& text) {
 CommChoice comm_choice(const std::string& text) {
   if (text == "auto") return CommChoice::automatic;
   if (text == "shm") return CommChoice::shared_memory;
+  if (text == "two-level") return CommChoice::two_levels;
   if (text == "gloo") return CommChoice::gloo;
-  throw UserError("environment variable ZERORUN_COMM=" + text + ": expected auto, shm or gloo");
+  throw UserError("environment variable ZERORUN_COMM=" + text + ": expected auto, shm, two-level or gloo");
 }
 
 // The name of the job. It does not contain torchrun's restart count, which may differ between the agents of

@@ -19,15 +19,16 @@ enum class DeviceChoice {
 
 /// The transport of collectives between ranks on CPUs.
 enum class CommChoice {
-  automatic,      // shared memory where all ranks are on one host, else Gloo
+  automatic,      // shared memory where all ranks are on one host; two levels where hosts are even; else Gloo
   shared_memory,  // shared memory, or an error
-  gloo,
+  two_levels,  // shared memory within the hosts that LOCAL_WORLD_SIZE gives, Gloo between them, or an error
+  gloo,        // Gloo between all ranks
 };
 
 /// The values of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
 /// TORCHELASTIC_USE_AGENT_STORE, ZERORUN_TIMEOUT (seconds), ZERORUN_DEVICE (auto, cpu, cuda) and
-/// ZERORUN_COMM (auto, shm, gloo). If RANK is not set, the variables of the cluster's launcher are used
-/// (comm/meeting/cluster_environment.h); if these are not set either, there is one rank. The job is
+/// ZERORUN_COMM (auto, shm, two-level, gloo). If RANK is not set, the variables of the cluster's launcher are
+/// used (comm/meeting/cluster_environment.h); if these are not set either, there is one rank. The job is
 /// identified by ZERORUN_JOB, else by torchrun's run id, else by the cluster's job, if any of them is set.
 struct Environment {
   int rank = 0;

@@ -84,7 +84,7 @@ Finding gather(const JobStore& store, const std::string& name, int world_size, c
 
 std::vector<std::string> exchange_words(const JobStore& store, const std::string& name, int rank,
                                         int world_size, const std::string& word, const Deadline& deadline,
-                                        const std::string& purpose) {
+                                        const std::string& purpose, int first) {
   const std::string all = key_of(name, world_size);  // differs from every rank's key
   Finding finding;
   told_why(purpose, deadline, [&] {
@@ -98,6 +98,7 @@ std::vector<std::string> exchange_words(const JobStore& store, const std::string
     }
   });
   if (!finding.missing.empty()) {
+    for (int& missing : finding.missing) missing += first;
     throw CommError(missed_deadline(purpose, finding.missing, deadline.timeout()));
   }
   return finding.words;

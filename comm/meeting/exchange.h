@@ -11,10 +11,11 @@ namespace zerorun {
 
 /// Exchanges one word of each rank under `name`; returns them by rank. Each rank sends a constant number of
 /// messages: rank 0 gathers all words and publishes them as one value. Throws CommError whose message begins
-/// with `purpose` and names the ranks that have posted no word by the deadline.
+/// with `purpose` and names the ranks that have posted no word by the deadline: `first` is the number in the
+/// job of rank 0 of those that exchange.
 std::vector<std::string> exchange_words(const JobStore& store, const std::string& name, int rank,
                                         int world_size, const std::string& word, const Deadline& deadline,
-                                        const std::string& purpose = "connecting the ranks");
+                                        const std::string& purpose = "connecting the ranks", int first = 0);
 
 /// Call this before you throw an error that all ranks throw. Rank 0, which keeps the store, then waits until
 /// all other ranks have called this too, or until the deadline. So rank 0 does not end while the other ranks

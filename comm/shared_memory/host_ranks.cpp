@@ -47,8 +47,8 @@ struct SegmentHandles {
   size_t arena_bytes = 0;
   size_t blocks_bytes = 0;
   uint64_t number = 0;  // the random number in this rank's Mark
-  int control = -1;     // set on rank 0 only, else -1
-  int blocks = -1;      // set on rank 0 only, else -1
+  int control = -1;     // set on the host's first rank only, else -1
+  int blocks = -1;      // likewise
 
   std::string text() const {
     std::ostringstream words;
@@ -82,29 +82,29 @@ SharedSegment open_arena(const SegmentHandles& theirs, const Mark& mark, Process
 
 struct Own {
   SharedSegment arena;
-  SharedSegment control;  // on rank 0 only
-  SharedSegment blocks;   // on rank 0 only
+  SharedSegment control;  // on the host's first rank only
+  SharedSegment blocks;   // likewise
   SegmentHandles handles;
 };
 
-size_t control_bytes(int world_size) {
-  return RankBoard::bytes(world_size) + SharedTransfers::control_bytes(world_size);
+size_t control_bytes(const RanksOfHost& ranks) {
+  return RankBoard::bytes(ranks.world_size) + SharedTransfers::control_bytes(ranks.count);
 }
 
-Own make_own(int rank, int world_size, uint64_t job) {
+Own make_own(const RanksOfHost& ranks, uint64_t job) {
   constexpr size_t kLeast = size_t{1} << 20;
-  const size_t bytes = arena_bytes(world_size);
-  if (bytes < kLeast || blocks_bytes(world_size) / static_cast<size_t>(world_size) < kLeast)
+  const size_t bytes = arena_bytes(ranks.count);
+  if (bytes < kLeast || blocks_bytes(ranks.count) / static_cast<size_t>(ranks.count) < kLeast)
     throw Error("limits of the process (ulimit -f, ulimit -v) do not allow shared memory");
   Own own;
   own.arena = SharedSegment::create("zerorun arena", bytes);
-  if (rank == 0) {
-    own.control = SharedSegment::create("zerorun control", control_bytes(world_size));
+  if (ranks.rank == ranks.first) {
+    own.control = SharedSegment::create("zerorun control", control_bytes(ranks));
     RankBoard::prepare(own.control.data(), job);
-    own.blocks = SharedSegment::create("zerorun blocks", blocks_bytes(world_size));
+    own.blocks = SharedSegment::create("zerorun blocks", blocks_bytes(ranks.count));
   }
   const uint64_t number = random_bits();
-  mark_in(own.arena) = {.job = job, .rank = rank, .number = number};
+  mark_in(own.arena) = {.job = job, .rank = ranks.rank, .number = number};
   own.handles = {.pid = getpid(),
                  .arena = own.arena.descriptor(),
                  .arena_bytes = own.arena.bytes(),
@@ -115,56 +115,63 @@ Own make_own(int rank, int world_size, uint64_t job) {
   return own;
 }
 
-std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& handles_by_rank, int rank, uint64_t job,
-                                    Own own) {
-  const int world_size = static_cast<int>(handles_by_rank.size());
-  ProcessWatch processes(rank);
-  std::vector<SharedSegment> lent(world_size);
-  for (int other = 0; other < world_size; ++other) {
+// `handles`: by place on the host.
+std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& handles, const RanksOfHost& ranks,
+                                    uint64_t job, Own own) {
+  const int rank = ranks.rank;
+  ProcessWatch processes(rank, ranks.first);
+  std::vector<SharedSegment> lent(static_cast<size_t>(ranks.first + ranks.count));
+  for (int place = 0; place < ranks.count; ++place) {
+    const int other = ranks.first + place;
     if (other == rank) {
       processes.add(getpid());
     } else {
-      const SegmentHandles theirs = SegmentHandles::read(handles_by_rank[other]);
+      const SegmentHandles theirs = SegmentHandles::read(handles[place]);
       lent[other] = open_arena(theirs, {.job = job, .rank = other, .number = theirs.number}, processes);
     }
   }
-  const SegmentHandles first = SegmentHandles::read(handles_by_rank[0]);
-  SharedSegment control =
-      rank == 0 ? std::move(own.control)
-                : SharedSegment::open(first.pid, first.control, control_bytes(world_size), true);
-  SharedSegment blocks = rank == 0 ? std::move(own.blocks)
-                                   : SharedSegment::open(first.pid, first.blocks, first.blocks_bytes, true);
-  RankBoard board(control.data(), rank, world_size, job);
+  const SegmentHandles first = SegmentHandles::read(handles[0]);
+  const bool is_first = rank == ranks.first;
+  SharedSegment control = is_first
+                              ? std::move(own.control)
+                              : SharedSegment::open(first.pid, first.control, control_bytes(ranks), true);
+  SharedSegment blocks = is_first ? std::move(own.blocks)
+                                  : SharedSegment::open(first.pid, first.blocks, first.blocks_bytes, true);
+  RankBoard board(control.data(), rank, ranks.world_size, job);
   return std::make_unique<HostRanks>(
-      HostRanks{.control = std::move(control),
+      HostRanks{.count = ranks.count,
+                .control = std::move(control),
                 .board = board,
                 .arena = std::make_shared<SharedArena>(std::move(own.arena)),
                 .lent = std::move(lent),
-                .blocks = std::make_shared<SharedBlocks>(std::move(blocks), rank, world_size),
+                .blocks = std::make_shared<SharedBlocks>(std::move(blocks), rank - ranks.first, ranks.count),
                 .processes = std::move(processes)});
 }
 
 // Returns the first report that is not kReady, with its rank, or an empty text if all reports are kReady.
-std::string first_obstacle(const std::vector<std::string>& reports) {
-  for (size_t rank = 0; rank < reports.size(); ++rank) {
-    if (reports[rank] != kReady) return "on rank " + std::to_string(rank) + ": " + reports[rank];
+// `first`: the rank of the first report.
+std::string first_obstacle(const std::vector<std::string>& reports, int first) {
+  for (size_t place = 0; place < reports.size(); ++place) {
+    if (reports[place] != kReady)
+      return "on rank " + std::to_string(first + static_cast<int>(place)) + ": " + reports[place];
   }
   return "";
 }
 
 }  // namespace
 
-std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Joined& joined,
+std::unique_ptr<HostRanks> meet_on_host(const RanksOfHost& ranks, const StorePointer& store, uint64_t job,
                                         const Deadline& deadline, std::string& obstacle) {
-  const int rank = environment.rank;
-  const StorePointer part = joined.store->part("shm");
+  const StorePointer part = store->part("shm");
   auto exchange = [&](const char* name, const std::string& word) {
-    return exchange_words(*part, name, rank, environment.world_size, word, deadline);
+    return exchange_words(*part, name, ranks.rank - ranks.first, ranks.count, word, deadline,
+                          "connecting the ranks of a host", ranks.first);
   };
   const std::vector<std::string> hosts = exchange("host", name_of_host());
   for (size_t other = 1; other < hosts.size(); ++other) {
     if (hosts[other] == hosts[0]) continue;
-    obstacle = "rank " + std::to_string(other) + " is on another host or in another container than rank 0";
+    obstacle = "rank " + std::to_string(ranks.first + static_cast<int>(other)) +
+               " is on another host or in another container than rank " + std::to_string(ranks.first);
     return nullptr;
   }
 
@@ -172,25 +179,25 @@ std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Jo
   std::string report = kReady;
   Own own;
   try {
-    own = make_own(rank, environment.world_size, joined.job);
+    own = make_own(ranks, job);
   } catch (const Error& error) {
     report = error.what();
   }
-  obstacle = first_obstacle(exchange("made", report));
+  obstacle = first_obstacle(exchange("made", report), ranks.first);
   if (!obstacle.empty()) return nullptr;
-  const std::vector<std::string> handles_by_rank = exchange("handles", own.handles.text());
-  std::unique_ptr<HostRanks> ranks;
+  const std::vector<std::string> handles = exchange("handles", own.handles.text());
+  std::unique_ptr<HostRanks> opened;
   try {
-    ranks = open_all(handles_by_rank, rank, joined.job, std::move(own));
+    opened = open_all(handles, ranks, job, std::move(own));
   } catch (const Error& error) {
     report = error.what();
   }
-  obstacle = first_obstacle(exchange("opened", report));
+  obstacle = first_obstacle(exchange("opened", report), ranks.first);
   if (!obstacle.empty()) return nullptr;
-  mark_in(ranks->arena->segment()) = {};
-  ranks->control.close_descriptor();
-  ranks->arena->segment().close_descriptor();
-  return ranks;
+  mark_in(opened->arena->segment()) = {};
+  opened->control.close_descriptor();
+  opened->arena->segment().close_descriptor();
+  return opened;
 }
 
 }  // namespace zerorun

@@ -13,7 +13,7 @@
 namespace zerorun {
 
 void ProcessWatch::add(pid_t pid) {
-  const bool own = static_cast<int>(processes_.size()) == rank_;
+  const bool own = first_ + static_cast<int>(processes_.size()) == rank_;
   processes_.push_back(pid);
   // Uses syscall(), because glibc 2.36 does not declare pidfd_open() for C++.
   descriptors_.emplace_back(own ? -1 : static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
@@ -31,7 +31,7 @@ std::vector<int> ProcessWatch::ended() const {
   }
   if (poll(polled.data(), polled.size(), 0) <= 0) return ranks;
   for (size_t rank = 0; rank < polled.size(); ++rank) {
-    if (polled[rank].revents != 0) ranks.push_back(static_cast<int>(rank));
+    if (polled[rank].revents != 0) ranks.push_back(first_ + static_cast<int>(rank));
   }
   return ranks;
 }

@@ -24,15 +24,15 @@ constexpr milliseconds kPatienceWithReaders(10'000);
 // How long a wait spins before it sleeps. Ranks spin only if every thread of every rank has a core: otherwise
 // spinning would slow down the rank that is waited for. The spin is longer than a wake-up takes; with a
 // shorter spin two ranks would keep finding each other asleep, and every collective would cost a wake-up.
-std::chrono::microseconds spin_of(int world_size) {
-  const bool own = count_usable_cores() >= world_size * at::get_num_threads();
+std::chrono::microseconds spin_of(int ranks) {
+  const bool own = count_usable_cores() >= ranks * at::get_num_threads();
   return std::chrono::microseconds(own ? 100 : 0);
 }
 
 }  // namespace
 
 RankTransfers::RankTransfers(std::unique_ptr<HostRanks> ranks)
-    : ranks_(std::move(ranks)), spin_(spin_of(ranks_->board.world_size())), scratch_(*ranks_->arena) {}
+    : ranks_(std::move(ranks)), spin_(spin_of(ranks_->count)), scratch_(*ranks_->arena) {}
 
 RankTransfers::~RankTransfers() {
   if (!home_.is_current()) return;

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -21,8 +22,14 @@ namespace {
 constexpr int64_t kSmallestShared = 4096;
 constexpr int64_t kNowhere = -1;
 
-// The number of the group of all ranks.
+// The number of the group of all ranks of the host.
 constexpr uint64_t kAllRanks = 0;
+
+RankGroup group_of(const RanksOfHost& ranks) {
+  RankGroup group{.name = "ranks of a host", .ranks = std::vector<int>(static_cast<size_t>(ranks.count))};
+  std::iota(group.ranks.begin(), group.ranks.end(), ranks.first);
+  return group;
+}
 
 class SharedMemoryWork : public Work {
  public:
@@ -34,6 +41,7 @@ class SharedMemoryWork : public Work {
     check_not_forked(home_, rank_, "a collective");  // a forked child must not act for its parent
     use_->group.wait(*transfer_);
   }
+  bool is_over() override { return use_->group.is_over(*transfer_); }
 
  private:
   HomeProcess home_;
@@ -65,13 +73,14 @@ class SharedMessageWork : public Work {
 
 class SharedMemoryCommunicator : public Communicator {
  public:
-  /// Of all ranks.
-  SharedMemoryCommunicator(int rank, int world_size, std::chrono::milliseconds timeout,
-                           std::unique_ptr<HostRanks> ranks, StorePointer store)
-      : Communicator(rank, world_size, timeout), store_(std::move(store)) {
-    auto all = std::make_shared<RankTransfers>(std::move(ranks));
-    char* control = all->host().control.data() + RankBoard::bytes(world_size);
-    use_ = use_of(std::move(all), {.id = kAllRanks, .rank = rank, .ranks = group_of_ranks().ranks}, control,
+  /// Of all ranks of the host.
+  SharedMemoryCommunicator(const RanksOfHost& ranks, std::chrono::milliseconds timeout,
+                           std::unique_ptr<HostRanks> opened, StorePointer store)
+      : Communicator(ranks.rank - ranks.first, ranks.count, timeout), store_(std::move(store)) {
+    if (ranks.count < ranks.world_size) set_group(group_of(ranks));
+    auto all = std::make_shared<RankTransfers>(std::move(opened));
+    char* control = all->host().control.data() + RankBoard::bytes(ranks.world_size);
+    use_ = use_of(std::move(all), {.id = kAllRanks, .rank = rank(), .ranks = group_of_ranks().ranks}, control,
                   timeout);
   }
   /// Of a part of the ranks.
@@ -182,13 +191,14 @@ class SharedMemoryCommunicator : public Communicator {
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_shared_memory_communicator(const Environment& environment,
-                                                              const Joined& joined, const Deadline& deadline,
+std::shared_ptr<Communicator> make_shared_memory_communicator(const RanksOfHost& ranks,
+                                                              const StorePointer& store, uint64_t job,
+                                                              std::chrono::milliseconds timeout,
+                                                              const Deadline& deadline,
                                                               std::string& obstacle) {
-  std::unique_ptr<HostRanks> ranks = meet_on_host(environment, joined, deadline, obstacle);
-  if (!ranks) return nullptr;
-  return std::make_shared<SharedMemoryCommunicator>(environment.rank, environment.world_size,
-                                                    environment.timeout, std::move(ranks), joined.store);
+  std::unique_ptr<HostRanks> opened = meet_on_host(ranks, store, job, deadline, obstacle);
+  if (!opened) return nullptr;
+  return std::make_shared<SharedMemoryCommunicator>(ranks, timeout, std::move(opened), store);
 }
 
 }  // namespace zerorun

@@ -9,19 +9,24 @@
 // they throw at the deadline.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
 #include "comm/communicator.h"
-#include "comm/meeting/environment.h"
-#include "comm/meeting/store.h"
+#include "comm/meeting/job_store.h"
+#include "comm/shared_memory/host_ranks.h"
 
 namespace zerorun {
 
-/// Connects the ranks of `environment` (world size > 1), all of which have joined the store of `joined`. If
-/// they cannot share memory, returns null on all ranks and sets `obstacle` to the reason. Throws CommError.
-std::shared_ptr<Communicator> make_shared_memory_communicator(const Environment& environment,
-                                                              const Joined& joined, const Deadline& deadline,
+/// Connects the ranks of a host, at least two. All have joined the job, of which `store` is a part that
+/// belongs to them. If they cannot share memory, returns null on all of them and sets `obstacle` to the
+/// reason. Throws CommError.
+std::shared_ptr<Communicator> make_shared_memory_communicator(const RanksOfHost& ranks,
+                                                              const StorePointer& store, uint64_t job,
+                                                              std::chrono::milliseconds timeout,
+                                                              const Deadline& deadline,
                                                               std::string& obstacle);
 
 }  // namespace zerorun

@@ -25,7 +25,7 @@ bool others_read(const CollectiveCall& call, int rank) {
          call.kind == Collective::all_reduce || (call.kind == Collective::broadcast && rank == call.root);
 }
 
-bool is_over(const SharedTransfers::Transfer& transfer) {
+bool is_read_by_all(const SharedTransfers::Transfer& transfer) {
   return transfer.over;
 }
 
@@ -53,7 +53,7 @@ bool SharedTransfers::await_readers(const Deadline& deadline) {
     if (all_.board().has_failed(in_job(group_.rank))) return false;
     if (!transfer->lends) continue;
     // Other ranks that wait for this rank fail too, and report the error.
-    if (!wait_for(*transfer, is_over, std::min(timeout_, deadline.remaining())).empty()) return false;
+    if (!wait_for(*transfer, is_read_by_all, std::min(timeout_, deadline.remaining())).empty()) return false;
   }
   return true;
 }
@@ -97,6 +97,10 @@ void SharedTransfers::wait(Transfer& transfer) {
   await(transfer, is_done_for_caller);
 }
 
+bool SharedTransfers::is_over(Transfer& transfer) {
+  return reached(transfer, is_done_for_caller);
+}
+
 // A slot is reused every kSlots collectives. If the previous collective in it is still in flight, waits for
 // that collective.
 void SharedTransfers::free_slot(Numbered next) {
@@ -109,7 +113,7 @@ void SharedTransfers::free_slot(Numbered next) {
         std::ranges::find_if(under_way_, [&](const auto& transfer) { return transfer->which == next; });
     if (found != under_way_.end()) earlier = *found;
   }
-  if (earlier) await(*earlier, is_over);
+  if (earlier) await(*earlier, is_read_by_all);
 }
 
 // Makes the input readable for other ranks: directly if it is in the arena, else through a copy. An
@@ -221,7 +225,7 @@ void SharedTransfers::take_share(const Transfer& transfer) {
 // output = the sum over ranks of their input, starting at byte `own_offset` of each input.
 void SharedTransfers::take_sum(const Transfer& transfer, int64_t own_offset) {
   for (int rank = 0; rank < world_size(); ++rank) slices_[rank] = lent_by(rank, transfer) + own_offset;
-  sum_in_rank_order(transfer.call.output, slices_);
+  sum_in_rank_order(transfer.call.output, slices_, transfer.call.groups());
 }
 
 }  // namespace zerorun

@@ -53,6 +53,8 @@ class SharedTransfers {
   std::shared_ptr<Transfer> start(CollectiveCall call);
   /// Returns when the output is complete and the input may be written again. Throws CommError.
   void wait(Transfer& transfer);
+  /// Does this rank's part of all collectives in flight. Returns whether wait() would not have to wait.
+  bool is_over(Transfer& transfer);
 
   static size_t control_bytes(int world_size);
   uint64_t id() const { return group_.id; }

@@ -12,6 +12,12 @@ static constexpr KeyFact parallel_rows[] = {
     integer(".data", "", "number of data ranks; default: the ranks that the other sizes leave").least(1),
     integer(".tensor", "1", "number of tensor ranks").least(1),
     integer(".pipeline", "1", "number of pipeline ranks").least(1),
+    integer(
+        "zerorun.sum_group", "",
+        "sums over ranks on CPUs first add the ranks of each group of so many consecutive ranks, then the "
+        "groups in order, so that runs with the same number have the same bits however ranks lie on hosts; "
+        "default: all ranks in one order")
+        .least(1),
     section("pipeline", "pipeline parallelism, for programs that give a list of layers"),
     integer(".stages", "", "number of pipeline stages, as zerorun.mesh.pipeline")
         .least(1)

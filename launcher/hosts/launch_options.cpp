@@ -263,7 +263,7 @@ void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_second
                  "Communication of CPU ranks: shared memory on one host, else Gloo (auto, the default), only "
                  "shared memory (shm), or Gloo")
       ->type_name("auto|shm|gloo")
-      ->check(checks::one_of({"auto", "shm", "gloo"}));
+      ->check(checks::one_of({"auto", "shm", "two-level", "gloo"}));
   CLI::Option* bind =
       app.add_flag("--bind_cores_to_rank", options.bind_cores_to_rank,
                    "Bind each rank to its own cores and NUMA memory, with one thread per core");

@@ -29,7 +29,7 @@ struct LaunchOptions {
   std::string master_addr;         // empty: rank 0's host
   std::optional<int> master_port;  // absent: a free port, or kDefaultPort with --node_rank
   std::string device;              // --device: auto, cpu or cuda; empty if not given
-  std::string comm;                // --comm: auto, shm or gloo; empty if not given
+  std::string comm;                // --comm: auto, shm, two-level or gloo; empty if not given
   double timeout_seconds = 600;
   std::chrono::milliseconds grace{3000};
   std::chrono::milliseconds failure_grace{1000};  // equals --grace if that is given

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -34,14 +35,21 @@ std::vector<T> values_of(int rank, int64_t seed, int64_t numel) {
   return values;
 }
 
-// Adds in rank order; 16-bit values are added in float32 and rounded once.
+// Adds in rank order, or in groups of ranks and then over these; 16-bit values are added in float32, and the
+// sum of each group is rounded.
 template <typename T>
-std::vector<T> sum_of_ranks(int world_size, int64_t seed, int64_t numel) {
+std::vector<T> sum_of_ranks(const std::vector<int>& groups, int64_t seed, int64_t numel) {
   using Sum = std::conditional_t<sizeof(T) == 2, float, T>;
   std::vector<T> total;
   for (int64_t i = 0; i < numel; ++i) {
-    Sum sum = value_of<T>(0, seed, i);
-    for (int rank = 1; rank < world_size; ++rank) sum += value_of<T>(rank, seed, i);
+    Sum sum = 0;
+    int rank = 0;
+    for (const int ranks : groups) {
+      Sum of_group = value_of<T>(rank++, seed, i);
+      for (int other = 1; other < ranks; ++other) of_group += value_of<T>(rank++, seed, i);
+      const Sum rounded = static_cast<Sum>(static_cast<T>(of_group));
+      sum = rank == ranks ? rounded : sum + rounded;
+    }
     total.push_back(static_cast<T>(sum));
   }
   return total;
@@ -69,8 +77,11 @@ std::string numbered(std::string text, int number) {
 
 class Script {
  public:
-  Script(Communicator& communicator, ScriptMemory memory)
-      : comm_(communicator), memory_(memory), rank_(communicator.rank()), world_(communicator.world_size()) {}
+  Script(Communicator& communicator, ScriptMemory memory, int sum_group)
+      : comm_(communicator), memory_(memory), rank_(communicator.rank()), world_(communicator.world_size()) {
+    if (sum_group == 0) sum_group = world_;
+    for (int left = world_; left > 0; left -= sum_group) groups_.push_back(std::min(left, sum_group));
+  }
 
   std::string run() {
     run_type<float>("float32");
@@ -106,7 +117,7 @@ class Script {
       all_gathers<T>(size, slice);
       at::Tensor tensor = tensor_of(values_of<T>(rank_, ++seed_, slice));
       comm_.all_reduce(tensor, "script")->wait();
-      expect("all_reduce" + size, tensor, sum_of_ranks<T>(world_, seed_, slice));
+      expect("all_reduce" + size, tensor, sum_of_ranks<T>(groups_, seed_, slice));
       for (int root = 0; root < world_; ++root) {
         tensor = tensor_of(values_of<T>(rank_, ++seed_, slice));
         comm_.broadcast(tensor, root, "script")->wait();
@@ -121,13 +132,13 @@ class Script {
     constexpr int64_t kNumel = kLargeSum / 2 + 61;
     at::Tensor tensor = tensor_of(values_of<T>(rank_, ++seed_, kNumel));
     comm_.all_reduce(tensor, "script")->wait();
-    expect("large all_reduce" + type, tensor, sum_of_ranks<T>(world_, seed_, kNumel));
+    expect("large all_reduce" + type, tensor, sum_of_ranks<T>(groups_, seed_, kNumel));
   }
 
   template <typename T>
   void reduce_scatters(const std::string& size, int64_t slice) {
     std::vector<T> mine = values_of<T>(rank_, ++seed_, slice * world_);
-    const auto wanted = slice_of(sum_of_ranks<T>(world_, seed_, slice * world_), rank_, slice);
+    const auto wanted = slice_of(sum_of_ranks<T>(groups_, seed_, slice * world_), rank_, slice);
     at::Tensor input = tensor_of(mine);
     at::Tensor output = empty(slice, input.scalar_type());
     comm_.reduce_scatter(output, input, "script")->wait();
@@ -172,7 +183,7 @@ class Script {
           at::Tensor input = tensor_of(values_of<float>(rank_, seed_, slice * world_));
           outputs.push_back(empty(slice, at::kFloat));
           works.push_back(comm_.reduce_scatter(outputs.back(), input, label));
-          wanted.push_back(slice_of(sum_of_ranks<float>(world_, seed_, slice * world_), rank_, slice));
+          wanted.push_back(slice_of(sum_of_ranks<float>(groups_, seed_, slice * world_), rank_, slice));
         } else if (i % 3 == 1) {
           outputs.push_back(empty(slice * world_, at::kFloat));
           works.push_back(
@@ -181,7 +192,7 @@ class Script {
         } else {
           outputs.push_back(tensor_of(values_of<float>(rank_, seed_, slice)));
           works.push_back(comm_.all_reduce(outputs.back(), label));
-          wanted.push_back(sum_of_ranks<float>(world_, seed_, slice));
+          wanted.push_back(sum_of_ranks<float>(groups_, seed_, slice));
         }
       }
       for (int i = 0; i < kCount; ++i)
@@ -241,6 +252,7 @@ class Script {
   const ScriptMemory memory_;
   const int rank_;
   const int world_;
+  std::vector<int> groups_;  // in which sums are added
   int64_t seed_ = 0;
   int tensors_ = 0;
   int right_ = 0;
@@ -249,8 +261,8 @@ class Script {
 
 }  // namespace
 
-std::string run_collective_script(Communicator& communicator, ScriptMemory memory) {
-  return Script(communicator, memory).run();
+std::string run_collective_script(Communicator& communicator, ScriptMemory memory, int sum_group) {
+  return Script(communicator, memory, sum_group).run();
 }
 
 std::string script_success(int world_size) {

@@ -12,9 +12,10 @@ namespace zerorun::testing {
 /// Ranks may use different functions.
 enum class ScriptMemory { own, communicators, both };
 
-/// Runs one rank's part. Returns "N results right" or a list of the wrong results. Does not use Catch, so
-/// that forked processes can run it.
-std::string run_collective_script(Communicator& communicator, ScriptMemory memory = ScriptMemory::own);
+/// Runs one rank's part. `sum_group`: the number of ranks whose sums are added first; 0: all. Returns "N
+/// results right" or a list of the wrong results. Does not use Catch, so that forked processes can run it.
+std::string run_collective_script(Communicator& communicator, ScriptMemory memory = ScriptMemory::own,
+                                  int sum_group = 0);
 
 /// The text that run_collective_script() returns when all results are right.
 std::string script_success(int world_size);

@@ -152,10 +152,11 @@ OccupiedPort::~OccupiedPort() {
   close(socket_);
 }
 
-void set_rank_variables(int rank, int world_size, int port, std::chrono::milliseconds timeout) {
+void set_rank_variables(int rank, int world_size, int port, std::chrono::milliseconds timeout, int per_host) {
   auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
   set("RANK", std::to_string(rank));
-  set("LOCAL_RANK", std::to_string(rank));
+  set("LOCAL_RANK", std::to_string(per_host > 0 ? rank % per_host : rank));
+  if (per_host > 0) set("LOCAL_WORLD_SIZE", std::to_string(per_host));
   set("WORLD_SIZE", std::to_string(world_size));
   set("MASTER_ADDR", "127.0.0.1");
   set("MASTER_PORT", std::to_string(port));

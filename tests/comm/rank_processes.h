@@ -50,7 +50,9 @@ class OccupiedPort {
   int port_;
 };
 
-/// Sets the environment variables of one rank as the launcher does for ranks on the CPU.
-void set_rank_variables(int rank, int world_size, int port, std::chrono::milliseconds timeout);
+/// Sets the environment variables of one rank as the launcher does for ranks on the CPU, all of them on this
+/// host, or `per_host` on each.
+void set_rank_variables(int rank, int world_size, int port, std::chrono::milliseconds timeout,
+                        int per_host = 0);
 
 }  // namespace zerorun::testing

@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "comm/connect/two_levels.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/meeting/environment.h"
 #include "comm/meeting/exchange.h"
@@ -219,7 +220,9 @@ TEST_CASE("scale: to connect over shared memory, a rank sends as few messages on
     all[ranks] = count_over_ranks(ranks, [&](const Environment& environment, const Connection& connection) {
       std::string obstacle;
       const Joined joined = join(environment, connection, deadline);
-      const auto communicator = make_shared_memory_communicator(environment, joined, deadline, obstacle);
+      const auto communicator =
+          make_shared_memory_communicator(RanksOfHost::all(environment.rank, environment.world_size),
+                                          joined.store, joined.job, environment.timeout, deadline, obstacle);
       if (!communicator) throw std::runtime_error(obstacle);
       communicator->barrier("end")->wait();
     });
@@ -230,6 +233,39 @@ TEST_CASE("scale: to connect over shared memory, a rank sends as few messages on
     CHECK(counted.others.calls == all[4].others.calls);
     CHECK(counted.others.values == all[4].others.values);
     CHECK(counted.first.calls == all[4].first.calls);
+  }
+}
+
+TEST_CASE(
+    "scale: on two levels a rank's calls of the store and messages grow with the hosts, not with the ranks") {
+  constexpr int kPerHost = 4;
+  const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(note_message));
+  std::map<int, Counted> all;  // by the number of hosts
+  std::map<int, std::map<std::string, int64_t>> messages;
+  for (int hosts = 2; hosts <= 4; ++hosts) {
+    const Deadline deadline(60s);
+    std::vector<std::map<std::string, int64_t>> sent(static_cast<size_t>(hosts * kPerHost));
+    all[hosts] =
+        count_over_ranks(hosts * kPerHost, [&](const Environment& given, const Connection& connection) {
+          Environment environment = given;
+          environment.local_rank = given.rank % kPerHost;
+          environment.local_world_size = kPerHost;
+          std::string obstacle;
+          const Joined joined = join(environment, connection, deadline);
+          const auto communicator = connect_in_two_levels(environment, joined, deadline, obstacle);
+          if (!communicator) throw std::runtime_error(obstacle);
+          sent[environment.rank] = count_messages(*communicator);
+        });
+    print("joining, and two levels", hosts * kPerHost, all[hosts]);
+    messages[hosts] = sent[0];
+  }
+  at::removeCallback(handle);
+  for (const auto& [hosts, counted] : all) {
+    CAPTURE(hosts);
+    // Gloo: 4 calls for each other host.
+    CHECK(counted.others.calls == all[2].others.calls + 4 * (hosts - 2));
+    // Only an all-gather sends in the calling thread, where messages are counted.
+    CHECK(messages[hosts]["all-gather"] == hosts - 1);
   }
 }
 #endif

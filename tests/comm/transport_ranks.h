@@ -20,11 +20,12 @@
 namespace zerorun::testing {
 
 struct ConnectedRanks {
-  std::string transport = {};  // a value of ZERORUN_COMM: "gloo" or "shm"
+  std::string transport = {};  // a value of ZERORUN_COMM: "gloo", "shm" or "two-level"
   int count = 2;
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   int first_rank = 0;  // process i is rank (first_rank + i) % count
   int awaited = -1;    // as in run_processes()
+  int per_host = 0;    // the ranks of each host, as the launcher would say; 0: all are on one
 };
 
 /// One rank's part. It may release the communicator.
@@ -33,7 +34,7 @@ using ConnectedBody = std::function<std::string(std::shared_ptr<Communicator>& c
 /// Connects this process as one rank.
 inline std::shared_ptr<Communicator> join(const ConnectedRanks& ranks, int rank, int port) {
   at::set_num_threads(1);
-  set_rank_variables(rank, ranks.count, port, ranks.timeout);
+  set_rank_variables(rank, ranks.count, port, ranks.timeout, ranks.per_host);
   setenv("ZERORUN_COMM", ranks.transport.c_str(), 1);
   return connect();
 }

@@ -78,7 +78,7 @@ TEST_CASE("options are read in DeepSpeed's and in torchrun's spelling") {
   CHECK_FALSE(options({"--as_deepspeed", "--pass_local_rank", "--no_local_rank", "a.py"}).pass_local_rank);
   for (const char* device : {"auto", "cpu", "cuda"})
     CHECK(options({"--device", device, "prog"}).device == device);
-  for (const char* comm : {"auto", "shm", "gloo"}) CHECK(options({"--comm", comm, "prog"}).comm == comm);
+  for (const char* comm : {"auto", "shm", "two-level", "gloo"}) CHECK(options({"--comm", comm, "prog"}).comm == comm);
 }
 
 TEST_CASE("an empty text after = is the option's value, and an option is no value") {
@@ -289,7 +289,7 @@ TEST_CASE("mistakes name the option, what was expected and what was found") {
   CHECK_THAT(mistake({"--device", "gpu", "p"}),
              Contains("--device") && Contains("expected auto, cpu or cuda") && Contains("'gpu'"));
   CHECK_THAT(mistake({"--comm", "nccl", "p"}),
-             Contains("--comm") && Contains("expected auto, shm or gloo") && Contains("'nccl'"));
+             Contains("--comm") && Contains("expected auto, shm, two-level or gloo") && Contains("'nccl'"));
   CHECK_THAT(mistake({"--num_gpus", "2", "--include", "localhost", "p"}),
              Contains("--num_gpus") && Contains("--include"));
   CHECK_THAT(mistake({"--num_gpu", "2", "p"}), Contains("--num_gpu: unknown option"));
