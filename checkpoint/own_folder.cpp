@@ -151,7 +151,8 @@ void check_replaceable(FileSystem& files, const fs::path& folder) {
 // folder.
 void remove_own_folder(FileSystem& files, const fs::path& folder) {
   if (!files.identity(folder)) return;
-  if (files.remove_folder(folder) == 0) return;  // an empty one
+  files.remove_file(folder / kUnfinishedMarker);  // of a job that ended while it made the folder
+  if (files.remove_folder(folder) == 0) return;   // an empty one
   const auto own = own_folder(files, folder);
   if (!own) throw UserError(folder.string() + " is not a folder of ZeroRun: it stays");
   if (!own->others.empty()) throw UserError(more_than_a_checkpoint(folder, *own) + ": all of it stays");

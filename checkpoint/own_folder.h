@@ -18,6 +18,8 @@ namespace zerorun::checkpoint {
 inline constexpr const char* kManifestName = "manifest.json";
 /// The marker: a file in a folder whose checkpoint is not published yet. It names the save and its host.
 inline constexpr const char* kMarkerName = ".save_id";
+inline constexpr const char* kUnfinishedMarker =
+    ".save_id.unfinished";  // until the marker is written and synced
 /// Returns 16 random hexadecimal digits.
 std::string new_save_id();
 /// The marker's text for a save `id` of this host.

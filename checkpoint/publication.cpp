@@ -68,10 +68,15 @@ Publication::Publication(FileSystem& files, fs::path directory, std::string tag,
   lock_->is_swept = true;
   saving_ = next_saving(waiting);
   check_done(files.make_folder(partial_), partial_, "made");
+  // Other ranks of this host write into the folder as soon as they see the marker, so nothing may fail after
+  // it appears: then the folder would be left behind with their files.
+  const fs::path marker = partial_ / kMarkerName;
+  const fs::path unfinished = partial_ / kUnfinishedMarker;
   try {
-    write_text(files, partial_ / kMarkerName, marker_text(id_));
+    write_text(files, unfinished, marker_text(id_));
+    check_done(files.rename(unfinished, marker), unfinished, "renamed to " + marker.string());
   } catch (...) {
-    files.remove_file(partial_ / kMarkerName);
+    files.remove_file(unfinished);
     files.remove_folder(partial_);
     throw;
   }

@@ -243,15 +243,16 @@ TEST_CASE("What a job of another host may still need is swept after a day only")
   FileSystem& files = local_file_system();
   const std::string id = new_save_id();
   const std::string marked = ".one." + id + ".partial", empty = ".two." + id + ".partial";
-  const std::string latest = ".latest." + id + ".partial";
-  for (const std::string& name : {marked, empty}) fs::create_directories(folder / name);
+  const std::string begun = ".four." + id + ".partial", latest = ".latest." + id + ".partial";
+  for (const std::string& name : {marked, empty, begun}) fs::create_directories(folder / name);
+  folder.write(begun + "/" + kUnfinishedMarker, "");
   folder.write(marked + "/.save_id", marker_of_other_host(id));
   folder.write(marked + "/rank.safetensors", "1");
   folder.write(latest, "one");
   publish(files, folder / "", "three", "3");
-  CHECK(names_in(folder / "") == std::set<std::string>{marked, empty, latest, "three", "latest"});
+  CHECK(names_in(folder / "") == std::set<std::string>{marked, empty, begun, latest, "three", "latest"});
   CHECK(names_in(folder / marked).size() == 2);
-  for (const std::string& name : {marked, empty, latest}) make_two_days_old(folder / name);
+  for (const std::string& name : {marked, empty, begun, latest}) make_two_days_old(folder / name);
   publish(files, folder / "", "three", "3");
   CHECK(names_in(folder / "") == std::set<std::string>{"three", "latest"});
 }
@@ -305,8 +306,10 @@ TEST_CASE("The marker is on the disk before the first data file") {
   MemoryFileSystem files;
   const Publication publication(files, "/a", "one");
   const std::vector<Operation>& all = files.operations();
-  const auto marker = std::ranges::find(all, kMarkerName, &Operation::name);
+  const auto marker = std::ranges::find(all, kMarkerName, &Operation::other);
   REQUIRE(marker != all.end());
+  // Nothing comes after it: as soon as it has its name, other ranks of the host write.
+  CHECK(marker + 1 == all.end());
   CHECK(std::ranges::any_of(all, [&](const Operation& operation) {
     return operation.kind == Operation::Kind::sync && operation.node == marker->child;
   }));
