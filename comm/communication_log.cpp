@@ -22,7 +22,6 @@ class WatchedWork : public Work {
     work_->wait();
     log_->add(call_, Clock::now() - begin_);
   }
-  bool is_over() override { return work_->is_over(); }
 
  private:
   std::shared_ptr<CommunicationLog> log_;

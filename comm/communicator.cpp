@@ -144,9 +144,8 @@ std::shared_ptr<Communicator> Communicator::split(const std::vector<RankGroup>& 
   return kept_by_forks(std::move(part));
 }
 
-void Communicator::set_sum_group(int ranks) {
+std::vector<int> Communicator::groups_of_sums(int ranks) const {
   ZR_CHECK(ranks >= 0, "a group of " + std::to_string(ranks) + " ranks");
-  sum_group_ = ranks;
   std::vector<int> sizes;
   int last = -1;
   for (const int rank : group_.ranks) {
@@ -156,7 +155,14 @@ void Communicator::set_sum_group(int ranks) {
     ++sizes.back();
   }
   const bool is_plain = sizes.size() == 1 || sizes.size() == group_.ranks.size();
-  sum_groups_ = is_plain ? nullptr : std::make_shared<const std::vector<int>>(std::move(sizes));
+  return is_plain ? std::vector<int>() : sizes;
+}
+
+void Communicator::set_sum_group(int ranks) {
+  std::vector<int> sizes = groups_of_sums(ranks);
+  const std::lock_guard lock(issue_);
+  sum_group_ = ranks;
+  sum_groups_ = sizes.empty() ? nullptr : std::make_shared<const std::vector<int>>(std::move(sizes));
 }
 
 std::shared_ptr<Communicator> Communicator::make_part(const std::vector<RankGroup>& /*groups*/,
@@ -259,10 +265,10 @@ std::unique_ptr<Work> Communicator::count_and_start(CollectiveCall call) {
   ZR_CHECK(call.output.device() == call.input.device(), call.label);
   add_suffix(call.label);
   if (world_size_ > 1) check_not_forked(home_, rank_in_job(rank_), describe(call));
-  call.sum_groups = sum_groups_;
   const std::lock_guard lock(issue_);
+  call.sum_groups = sum_groups_;
   volume_.add(call, rank_, world_size_);
-  if (timeline::is_on()) {
+  if (timeline::is_on() && is_recorded_) {
     const TimelineTransfer transfer = start_of(call);
     return std::make_unique<RecordedWork>(transfer, log_and_start(std::move(call)));
   }
@@ -305,7 +311,7 @@ std::unique_ptr<Work> Communicator::count_and_start(MessageCall call) {
   const std::lock_guard lock(issue_);
   call.number = ++(call.is_send ? sent_ : received_)[static_cast<size_t>(other)];
   volume_.add(call);
-  if (timeline::is_on()) {
+  if (timeline::is_on() && is_recorded_) {
     const TimelineTransfer transfer(call.is_send ? TimelineName::send : TimelineName::receive,
                                     rank_in_job(other), call.bytes());
     return std::make_unique<RecordedWork>(transfer, log_and_start(std::move(call)));

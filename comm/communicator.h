@@ -84,9 +84,16 @@ class Work {
   /// Returns when the output is complete and the input may be written again. Must be called exactly once: the
   /// tensors of a Work that is destroyed without wait() are in an unknown state. Throws CommError.
   virtual void wait() = 0;
-  /// Whether wait() would not have to wait, as far as that is known. Does this rank's part, as wait() does.
-  /// Not after wait(), nor in two threads at once.
+  // For a thread that waits on behalf of others, which may not wait yet. One thread at a time, before wait().
+
+  /// Whether wait() would not have to wait. Does this rank's part, as wait() does.
   virtual bool is_over() { return false; }
+  /// Whether is_over() does not know. Then there are the next two.
+  virtual bool waits_patiently() const { return false; }
+  /// Like wait(), without a deadline.
+  virtual void wait_patiently() { wait(); }
+  /// Makes wait_patiently() end as wait() does at its deadline. In another thread.
+  virtual void give_up() {}
 };
 
 /// Counts the elements that this rank sends, by kind of collective. With shared memory it counts the elements
@@ -148,6 +155,8 @@ class Communicator {
   virtual void give_back_pages(const at::Tensor& part);
   /// Whether the ranks share memory. If they do, allocate_shared() fails only for lack of room.
   virtual bool shares_memory() const { return false; }
+  /// What carries CPU tensors, for messages: "Gloo".
+  virtual std::string transport() const { return shares_memory() ? "shared memory" : "Gloo"; }
   /// From now on sums over CPU tensors first add the ranks whose numbers in the job, divided by `ranks` and
   /// rounded down, are equal, and then these sums in order; those of 16-bit types are rounded. So the bits
   /// are equal for an equal `ranks`, on all transports but NCCL. 0: the transport's own choice, one order of
@@ -167,6 +176,14 @@ class Communicator {
   /// second later than others: the store that has the text ends with it. Any of the job's communicators may
   /// be called. Never throws.
   virtual void announce_failure(const std::string& /*error*/) noexcept {}
+
+  /// The text that a rank of the job has announced, as far as this communicator's transport can ask for it at
+  /// once; empty: none. Takes at most 0.5 s, plus kTimeToAnswer if the store does not answer. Never throws.
+  virtual std::string announced_failure() noexcept { return {}; }
+  /// Tells ranks that will miss this one, in any group, what it has failed in. Never throws.
+  virtual void note_failure(const std::string& /*error*/) noexcept {}
+  /// From now on the timeline and the log do not show what this rank starts: another communicator does.
+  void set_unrecorded() { is_recorded_ = false; }
 
   /// Opens a board on which ranks post short texts outside of collectives (comm/notices.h). All ranks must
   /// open their boards in the same order.
@@ -230,8 +247,8 @@ class Communicator {
                                                   RankGroup group);
   /// Called by the function that creates a communicator of a part of the job.
   void set_group(RankGroup group);
-  /// The sizes of the groups of set_sum_group(); empty: all ranks in one order.
-  std::vector<int> groups_of_sums() const { return sum_groups_ ? *sum_groups_ : std::vector<int>(); }
+  /// The sizes of the groups that set_sum_group() would make; empty: all ranks in one order.
+  std::vector<int> groups_of_sums(int ranks) const;
 
   /// Starts `call`, whose tensors have been checked. Called by one thread at a time. Several collectives may
   /// be in flight; each is completed by its own wait().
@@ -274,6 +291,7 @@ class Communicator {
   HomeProcess home_;
   int sum_group_ = 0;
   SumGroups sum_groups_;
+  bool is_recorded_ = true;
   std::recursive_mutex
       issue_;  // held by count_and_start() and by a group, whose calls lock it again: so it is recursive
   Volume volume_;

@@ -19,7 +19,6 @@ class RecordedWork : public Work {
 
   /// If the wait fails, asks for the timeline's file: the last events say what came before.
   void wait() override;
-  bool is_over() override { return work_->is_over(); }
 
  private:
   TimelineTransfer transfer_;

@@ -14,8 +14,10 @@ namespace zerorun {
 
 class ScratchBuffers {
  public:
-  /// `allocate`: makes a buffer of so many bytes; absent: in memory of the CPU that is not set.
-  explicit ScratchBuffers(std::function<at::Tensor(int64_t bytes)> allocate = {});
+  /// In memory of the CPU whose bytes are not set.
+  ScratchBuffers() = default;
+  /// `allocate`: makes a buffer of so many bytes.
+  explicit ScratchBuffers(std::function<at::Tensor(int64_t bytes)> allocate);
 
   at::Tensor take(int64_t numel, at::ScalarType dtype);
   void give_back(const at::Tensor& tensor);

@@ -301,6 +301,8 @@ class ThreadCommunicator : public Communicator {
     group_->announcement()->make(rank_in_job(rank()), error);
   }
 
+  std::string announced_failure() noexcept override { return group_->announcement()->text(); }
+
   std::unique_ptr<Notices> open_notices() override { return make_notices(group_->notices(), boards_++); }
 
   at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype) override {

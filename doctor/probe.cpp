@@ -53,7 +53,7 @@ std::string nccl_in_use() {
 
 std::string transport_of(const zerorun::Communicator& communicator) {
   if (!communicator.device().location().is_cpu()) return nccl_in_use();
-  return communicator.shares_memory() ? "shared memory" : "Gloo";
+  return communicator.transport();
 }
 
 double time_of_day() {

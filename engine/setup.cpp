@@ -79,7 +79,7 @@ Mesh make_mesh(const Config& config, const InitializeOptions& options, std::shar
                       ": give the same sizes, or leave one of them out");
     }
   }
-  world->set_sum_group(config.sum_group);
+  if (config.sum_group > 0) world->set_sum_group(config.sum_group);
   std::optional<MeshSizes> sizes = options.mesh ? options.mesh : config.mesh;
   if (options.pipeline && !sizes) sizes = MeshSizes();  // a pipeline of one stage
   return sizes ? Mesh(std::move(world), *sizes) : Mesh(std::move(world));

@@ -92,7 +92,7 @@ const char* word_of(CommChoice choice) {
 struct Wishes {
   bool shared_memory = false;  // a rank demands it
   bool two_levels = false;     // a rank demands them
-  std::string obstacle;        // why neither must be used; empty: both may
+  std::string obstacle;        // why neither must be used; empty: one may
 
   Wishes(const Environment& environment, const StorePointer& store, const Deadline& deadline) {
     const std::vector<std::string> words =
@@ -100,6 +100,10 @@ struct Wishes {
                        word_of(environment.comm), deadline);
     shared_memory = std::ranges::count(words, kSharedMemory) > 0;
     two_levels = std::ranges::count(words, kTwoLevels) > 0;
+    if (shared_memory && two_levels) {
+      obstacle = "some ranks are told to use shared memory and some to use two levels (--comm, ZERORUN_COMM)";
+      return;
+    }
     const auto refusing = std::ranges::find(words, kGloo);
     if (refusing == words.end()) return;
     obstacle =
@@ -120,24 +124,20 @@ std::shared_ptr<Communicator> connect_on_cpu(const Environment& environment, con
                                              const Deadline& deadline) {
   const StorePointer& store = joined.store;
   const Wishes wishes(environment, store, deadline);
-  std::string reason = wishes.obstacle;
-  std::shared_ptr<Communicator> communicator;
-  if (reason.empty() && !wishes.two_levels)
-    communicator = make_shared_memory_communicator(RanksOfHost::all(environment.rank, environment.world_size),
-                                                   store, joined.job, environment.timeout, deadline, reason);
-  if (wishes.shared_memory && !communicator)
-    refuse(kAskedForSharedMemory, reason, environment, store, deadline);
-  if (communicator) return communicator;
   std::string obstacle = wishes.obstacle;
-  if (obstacle.empty()) communicator = connect_in_two_levels(environment, joined, deadline, obstacle);
-  if (wishes.two_levels && !communicator) refuse(kAskedForTwoLevels, obstacle, environment, store, deadline);
-  const bool tells = environment.rank == 0 && wishes.obstacle.empty() && !wishes.two_levels;
-  if (communicator) {
-    if (tells) log_info("collectives use shared memory on each host, and Gloo between hosts: " + reason);
-    return communicator;
+  std::shared_ptr<Communicator> communicator;
+  if (obstacle.empty() && wishes.two_levels) {
+    communicator = connect_in_two_levels(environment, joined, deadline, obstacle);
+  } else if (obstacle.empty()) {
+    communicator =
+        make_shared_memory_communicator(RanksOfHost::all(environment.rank, environment.world_size), store,
+                                        joined.job, environment.timeout, deadline, obstacle);
   }
-  if (tells)
-    log_info("collectives use Gloo instead of shared memory: " + reason + "; not on two levels: " + obstacle);
+  if (communicator) return communicator;
+  if (wishes.two_levels) refuse(kAskedForTwoLevels, obstacle, environment, store, deadline);
+  if (wishes.shared_memory) refuse(kAskedForSharedMemory, obstacle, environment, store, deadline);
+  if (environment.rank == 0 && wishes.obstacle.empty())
+    log_info("collectives use Gloo instead of shared memory: " + obstacle);
   return make_gloo_communicator(environment, store, deadline);
 }
 

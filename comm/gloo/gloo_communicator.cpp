@@ -35,7 +35,12 @@ class WorkOfThisProcess : public Work {
     check_not_forked(home_, rank_, "a collective");
     work_->wait();
   }
-  bool is_over() override { return work_->is_over(); }
+  bool waits_patiently() const override { return work_->waits_patiently(); }
+  void wait_patiently() override {
+    check_not_forked(home_, rank_, "a collective");
+    work_->wait_patiently();
+  }
+  void give_up() override { work_->give_up(); }
 
  private:
   HomeProcess home_;
@@ -86,6 +91,11 @@ class GlooCommunicator : public Communicator {
 
   void announce_failure(const std::string& error) noexcept override {
     links_->announcements->announce(error);
+  }
+
+  std::string announced_failure() noexcept override { return links_->announcements->find(); }
+  void note_failure(const std::string& error) noexcept override {
+    links_->failures->post(rank_in_job(rank()), error);
   }
 
   std::unique_ptr<Notices> open_notices() override { return make_notices(store_, boards_++); }

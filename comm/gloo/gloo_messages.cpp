@@ -131,7 +131,7 @@ class GlooMessages::Outbox {
   void add(const MessageCall& call) {
     const int64_t bytes = call.bytes();
     at::Tensor copy;
-    GlooScratch& scratch = messages_.links_->scratch;
+    ScratchBuffers& scratch = messages_.links_->scratch;
     if (bytes > 0) {
       copy = scratch.take(bytes, at::kByte);
       std::memcpy(copy.mutable_data_ptr(), call.tensor.const_data_ptr(), call.tensor.nbytes());

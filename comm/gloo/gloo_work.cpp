@@ -104,6 +104,24 @@ void GlooWork::wait() {
     finish(receives_, deadline, &wait);
     finish(sends_, deadline, &wait);
   }
+  take_result();
+}
+
+void GlooWork::wait_patiently() {
+  const Deadline never(std::chrono::hours(24 * 365));
+  finish(receives_, never, nullptr);
+  finish(sends_, never, nullptr);
+  const std::lock_guard lock(give_up_);
+  take_result();
+}
+
+void GlooWork::give_up() {
+  const std::lock_guard lock(give_up_);
+  is_given_up_ = true;
+  stop();
+}
+
+void GlooWork::take_result() {
   receives_.clear();
   sends_.clear();
   if (!received_.defined()) return;
@@ -113,11 +131,6 @@ void GlooWork::wait() {
   }
   sum_in_rank_order(call_.output, slices, call_.groups());
   links_->scratch.give_back(std::exchange(received_, at::Tensor()));
-}
-
-bool GlooWork::is_over() {
-  const auto is_done = [](const GlooTransfer& posted) { return !posted.work || posted.work->isCompleted(); };
-  return std::ranges::all_of(receives_, is_done) && std::ranges::all_of(sends_, is_done);
 }
 
 // Posts receives before sends, because Gloo sends a message only once its receiver expects it.
@@ -194,7 +207,7 @@ void GlooWork::finish(std::vector<GlooTransfer>& messages, const Deadline& deadl
     const bool first = lost.empty() && late.empty();
     const std::string failure = posted.await(first ? deadline.remaining() : std::chrono::milliseconds(1));
     if (failure.empty()) continue;
-    const bool timed_out = is_timeout(failure);
+    const bool timed_out = is_timeout(failure) || is_given_up_;
     (timed_out ? late : lost).push_back(links_->ranks[posted.rank]);
     if (!timed_out && reason.empty()) reason = failure;
   }

@@ -73,7 +73,9 @@ class GlooWork : public Work {
   ~GlooWork() override;
 
   void wait() override;
-  bool is_over() override;
+  bool waits_patiently() const override { return true; }
+  void wait_patiently() override;
+  void give_up() override;
 
  private:
   void start();
@@ -85,6 +87,7 @@ class GlooWork : public Work {
   void receive(int peer, at::Tensor tensor);
   void stop();
   void finish(std::vector<GlooTransfer>& messages, const Deadline& deadline, const OrderWatch::Wait* wait);
+  void take_result();
   std::string error_of(const std::vector<int>& lost, const std::vector<int>& late, const std::string& reason,
                        const OrderWatch::Wait* wait) const;
 
@@ -95,6 +98,8 @@ class GlooWork : public Work {
   std::chrono::milliseconds timeout_;
   int rank_;
   int world_size_;
+  std::mutex give_up_;  // held by give_up(), and while the transfers' list changes meanwhile
+  std::atomic<bool> is_given_up_ = false;
   std::vector<GlooTransfer> sends_;
   std::vector<GlooTransfer> receives_;
   at::Tensor own_;       // this rank's addend

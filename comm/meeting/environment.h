@@ -19,7 +19,7 @@ enum class DeviceChoice {
 
 /// The transport of collectives between ranks on CPUs.
 enum class CommChoice {
-  automatic,      // shared memory where all ranks are on one host; two levels where hosts are even; else Gloo
+  automatic,      // shared memory where all ranks are on one host, else Gloo
   shared_memory,  // shared memory, or an error
   two_levels,  // shared memory within the hosts that LOCAL_WORLD_SIZE gives, Gloo between them, or an error
   gloo,        // Gloo between all ranks

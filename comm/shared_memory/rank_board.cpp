@@ -77,7 +77,7 @@ void RankBoard::prepare(char* memory, uint64_t job) {
 RankBoard::RankBoard(char* memory, int rank, int world_size, uint64_t job)
     : memory_(memory), rank_(rank), world_size_(world_size) {
   if (reinterpret_cast<Header*>(memory_)->job != job)
-    throw Error("the control block that rank 0 has created belongs to another job");
+    throw Error("the control block of this host belongs to another job");
   if (part(rank).taken.exchange(1) != 0) {
     throw Error("another process is rank " + std::to_string(rank) + " in the control block");
   }

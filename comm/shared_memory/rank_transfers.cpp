@@ -78,8 +78,7 @@ std::string RankTransfers::wait(const RankWait& wait, const Deadline& deadline) 
     if (std::string error = wait.error(); !error.empty()) return error;
     const auto now = Deadline::Clock::now();
     if (now >= look || now >= deadline.end()) {
-      if (const int rank = board().announcer(); rank >= 0)
-        return "rank " + std::to_string(rank) + " cannot go on: " + board().failure(rank);
+      if (std::string error = announced_failure(); !error.empty()) return error;
       if (std::string error = wait.error_of_others(); !error.empty()) return error;
       if (std::string error = disagreement_of_messages(); !error.empty()) return error;
       std::string found = wait.suspicion();
@@ -95,6 +94,11 @@ std::string RankTransfers::wait(const RankWait& wait, const Deadline& deadline) 
   }
   board().say_waits_no_more();
   return "";
+}
+
+std::string RankTransfers::announced_failure() const {
+  const int rank = ranks_->board.announcer();
+  return rank < 0 ? "" : "rank " + std::to_string(rank) + " cannot go on: " + ranks_->board.failure(rank);
 }
 
 std::string RankTransfers::disagreement_of_messages() {

@@ -43,6 +43,8 @@ class RankTransfers {
   void leave(SharedTransfers& group);  // never throws
   /// Returns an empty text when `wait`, which was not, is reached, or the error that ends it.
   std::string wait(const RankWait& wait, const Deadline& deadline);
+  /// What a rank of the host has announced; empty: none has.
+  std::string announced_failure() const;
   /// What rank `rank`, a number in the job, has failed in or waits for, for the end of a message: "; rank 1
   /// waits for ...", or an empty text.
   std::string doings_of(int rank) const;

@@ -118,6 +118,8 @@ class SharedMemoryCommunicator : public Communicator {
     use_->rank->board().announce_failure(error);
   }
 
+  std::string announced_failure() noexcept override { return use_->rank->announced_failure(); }
+
   std::unique_ptr<Notices> open_notices() override { return make_notices(store_, boards_++); }
   int64_t scratch_bytes() const override { return use_->rank->scratch().bytes(); }
 

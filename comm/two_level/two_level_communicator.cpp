@@ -19,13 +19,18 @@ struct Use {
 
   explicit Use(Levels given)
       : levels(std::move(given)),
-        scratch([host = levels.host](int64_t bytes) { return host->allocate(bytes, at::kByte); }) {}
+        scratch([host = levels.host](int64_t bytes) { return host->allocate(bytes, at::kByte); }),
+        relay(levels.host->timeout(), [this] {
+          std::string failure = levels.host->announced_failure();
+          return failure.empty() ? levels.across->announced_failure() : failure;
+        }) {}
 };
 
 class TwoLevelCollective : public TwoPhases {
  public:
   /// `use` owns the relay, which may own this object.
-  TwoLevelCollective(Use& use, CollectiveCall call) : use_(&use), call_(std::move(call)) {
+  TwoLevelCollective(Use& use, CollectiveCall call)
+      : TwoPhases(call.kind, {}), use_(&use), call_(std::move(call)) {
     first = start_first();
   }
 
@@ -54,10 +59,15 @@ class TwoLevelCollective : public TwoPhases {
     return works;
   }
 
-  /// Call this when both phases are over.
-  void finish() {
+  // Lets go of the caller's tensors too: a thread may keep this object for a moment.
+  void finish() override {
     if (buffer_.defined()) use_->scratch.give_back(std::exchange(buffer_, at::Tensor()));
+    call_.input.reset();
+    call_.output.reset();
   }
+
+  // Ranks of other hosts miss this one, and look there for the reason.
+  void fail(const std::string& error) noexcept override { across().note_failure(error); }
 
  private:
   Works start_first() {
@@ -117,7 +127,6 @@ class TwoLevelWork : public Work {
   void wait() override {
     check_not_forked(home_, rank_, "a collective");
     use_->relay.wait(collective_);
-    collective_->finish();
   }
 
  private:
@@ -160,26 +169,36 @@ class TwoLevelCommunicator : public Communicator {
         open_notices_(std::move(open_notices)) {
     ZR_CHECK(std::ssize(ranks.ranks) == world_size(), "the ranks of all hosts");
     if (!ranks.name.empty()) set_group(std::move(ranks));
-    set_sum_group(0);
+    host().set_unrecorded();
+    across().set_unrecorded();
   }
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return host().allocate(numel, dtype); }
 
   void set_sum_group(int ranks) override {
-    Communicator::set_sum_group(ranks);
     const std::vector<int> as_hosts(static_cast<size_t>(across().world_size()), host().world_size());
-    if (ranks == 0 || groups_of_sums() == as_hosts) return;
-    const std::string on_host = std::to_string(host().world_size());
-    throw UserError("sums over groups of " + std::to_string(ranks) +
-                    " ranks (zerorun.sum_group), where each host has " + on_host +
-                    " ranks, which are summed first: set it to " + on_host +
-                    ", leave it out, or let all ranks talk to each other (--comm gloo)");
+    if (ranks != 0 && groups_of_sums(ranks) != as_hosts) {
+      const std::string on_host = std::to_string(host().world_size());
+      throw UserError("sums over groups of " + std::to_string(ranks) +
+                      " ranks (zerorun.sum_group), where each host has " + on_host +
+                      " ranks, which are summed first: set it to " + on_host +
+                      ", leave it out, or let all ranks talk to each other (--comm gloo)");
+    }
+    Communicator::set_sum_group(ranks);
   }
 
   void announce_failure(const std::string& error) noexcept override {
     host().announce_failure(error);
     across().announce_failure(error);
   }
+
+  std::string transport() const override { return "shared memory on each host, Gloo between hosts"; }
+
+  std::string announced_failure() noexcept override {
+    std::string failure = host().announced_failure();
+    return failure.empty() ? across().announced_failure() : failure;
+  }
+  void note_failure(const std::string& error) noexcept override { across().note_failure(error); }
 
   std::unique_ptr<Notices> open_notices() override {
     return open_notices_("board " + std::to_string(boards_++));
@@ -220,6 +239,7 @@ class TwoLevelCommunicator : public Communicator {
   std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t own,
                                           RankGroup group) override {
     check_even(groups);
+    use_->relay.drain();
     const Place mine = place_of(rank());
     LevelGroups near, far;
     for (size_t number = 0; number < groups.size(); ++number) {

@@ -15,8 +15,8 @@ static constexpr KeyFact parallel_rows[] = {
     integer(
         "zerorun.sum_group", "",
         "sums over ranks on CPUs first add the ranks of each group of so many consecutive ranks, then the "
-        "groups in order, so that runs with the same number have the same bits however ranks lie on hosts; "
-        "default: all ranks in one order")
+        "groups in order, so that runs with the same number have the same bits on one host and on several; "
+        "default: all ranks in one order, on two levels (--comm two-level) the ranks of a host")
         .least(1),
     section("pipeline", "pipeline parallelism, for programs that give a list of layers"),
     integer(".stages", "", "number of pipeline stages, as zerorun.mesh.pipeline")

@@ -259,10 +259,11 @@ void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_second
                  "Device: GPUs where there are any (auto, the default), the CPU (cpu), or only GPUs (cuda)")
       ->type_name("auto|cpu|cuda")
       ->check(checks::one_of({"auto", "cpu", "cuda"}));
-  app.add_option("--comm", options.comm,
-                 "Communication of CPU ranks: shared memory on one host, else Gloo (auto, the default), only "
-                 "shared memory (shm), or Gloo")
-      ->type_name("auto|shm|gloo")
+  app.add_option(
+         "--comm", options.comm,
+         "Communication of CPU ranks: shared memory on one host, else Gloo (auto, the default), only "
+         "shared memory (shm), shared memory on each host and Gloo between hosts (two-level), or Gloo")
+      ->type_name("auto|shm|two-level|gloo")
       ->check(checks::one_of({"auto", "shm", "two-level", "gloo"}));
   CLI::Option* bind =
       app.add_flag("--bind_cores_to_rank", options.bind_cores_to_rank,

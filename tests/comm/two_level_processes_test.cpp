@@ -63,6 +63,55 @@ TEST_CASE("two levels in processes: Gloo and shared memory have the same bits wi
   }
 }
 
+TEST_CASE("two levels in processes: ranks wait in different orders, of kinds, of one kind, and in groups") {
+  const auto rounds = [](auto& world, int rank) -> std::string {
+    const Mesh mesh(world, {.data = 4, .tensor = 2});
+    Communicator& data = mesh.data();
+    Communicator& tensor = mesh.along(MeshAxis::tensor);
+    const int place = rank % 4;
+    const bool first = place == 0 || place == 3;
+    constexpr int64_t kNumel = 3000;
+    for (int round = 0; round < 10; ++round) {
+      // Two groups: 0 needs 2, which waits for 3, which needs 1, which waits for 0.
+      at::Tensor gathered = at::empty({4 * kNumel});
+      auto gather = data.all_gather(gathered, at::full({kNumel}, static_cast<float>(rank)), "groups");
+      at::Tensor sum = at::ones({4});
+      if (first) gather->wait();
+      tensor.all_reduce(sum, "tensor")->wait();
+      if (!first) gather->wait();
+      if (gathered[kNumel].template item<float>() != static_cast<float>(rank % 2 + 2))
+        return "a wrong gather";
+
+      // Two kinds, in opposite orders.
+      at::Tensor all = at::empty({8 * kNumel}), part = at::empty({kNumel});
+      const auto start_gather = [&] { return world->all_gather(all, at::ones({kNumel}), "kinds"); };
+      const auto start_sum = [&] { return world->reduce_scatter(part, at::ones({8 * kNumel}), "kinds"); };
+      if (first) {
+        auto one = start_gather();
+        auto other = start_sum();
+        one->wait();
+        other->wait();
+      } else {
+        start_sum()->wait();
+        start_gather()->wait();
+      }
+      if (part.sum().template item<float>() != 8.0F * kNumel) return "a wrong sum";
+
+      // One kind: what one rank waits for before it starts the next, another waits for after that.
+      auto earlier = world->all_gather(all, at::ones({kNumel}), "earlier");
+      at::Tensor later = at::empty({8 * kNumel});
+      const auto wait_for_later = [&] { world->all_gather(later, at::ones({kNumel}), "later")->wait(); };
+      if (first) earlier->wait();
+      wait_for_later();
+      if (!first) earlier->wait();
+
+      auto dropped = world->all_gather(at::empty({8 * kNumel}), at::ones({kNumel}), "dropped");
+    }
+    return "went through";
+  };
+  check_texts(run_connected(on_hosts(2, 4), rounds));
+}
+
 TEST_CASE("two levels in processes: meshes, notices, clocks, and messages between hosts") {
   check_texts(run_connected(on_hosts(2, 2), [](auto& world, int rank) -> std::string {
     const Mesh mesh(world, {.data = 2, .tensor = 2});

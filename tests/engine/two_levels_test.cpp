@@ -31,7 +31,7 @@ void train(Trained& trained, const StateCase& how, int stage, const std::string&
   const std::string more = R"(, "gradient_accumulation_steps": )" + std::to_string(accumulation);
   run_ranks(4, [&](std::shared_ptr<Communicator> world) {
     const auto communicator = levels ? in_two_levels(world, 2) : world;
-    communicator->set_sum_group(sum_group);
+    communicator->set_sum_group(sum_group);  // StateTraining makes no mesh from the config
     StateTraining training(how, stage, precision, communicator, more);
     for (int step = 0; step < 3 * accumulation; ++step) {
       const float loss = training.step(step);
@@ -74,8 +74,8 @@ TEST_CASE("zerorun.sum_group gives the order of sums, and must fit to the hosts"
                             more + "}}",
                         "sums", 4);
   };
-  // The gradients of a weight are those of its ranks: (1 + 2^-24) + (1 + 2^-24) and ((1 + 2^-24) + 1) + 2^-24
-  // round to different numbers.
+  // A weight's gradients are 1 and three times 2^-24: (1 + 2^-24) + (2^-24 + 2^-24) is more than
+  // ((1 + 2^-24) + 2^-24) + 2^-24, where each sum is rounded to 1.
   const auto updated = [&](const std::string& more, bool levels) {
     float value = 0;
     run_ranks(4, [&](std::shared_ptr<Communicator> world) {
