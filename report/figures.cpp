@@ -23,10 +23,6 @@ int stage_of(const RunRecord& run) {
   return found == run.settings.end() ? 0 : std::clamp(std::atoi(found->value.c_str()), 0, 3);
 }
 
-bool shares_parameters(const RunRecord& run) {
-  return run.transport == "shared memory" && run.mesh.data > 1;
-}
-
 struct Figure {
   std::string id, title, about;
   bool is_stacked = false;
@@ -128,7 +124,7 @@ void add_sent(Json& figures, const ReportedRun& run, size_t runs) {
   const int64_t micro_steps = run.record.accumulation;
   std::string about = "There is no formula for this mesh.";
   if (expected > 0) {
-    about = "The formula, " + std::to_string(std::llround(expected)) + ", is that of stage " +
+    about = "The formula, " + whole(std::llround(expected)) + ", is that of stage " +
             std::to_string(stage_of(run.record)) + " with " + std::to_string(micro_steps) +
             (micro_steps == 1 ? " micro-step" : " micro-steps") + " and " +
             std::to_string(run.record.mesh.data) +
@@ -213,6 +209,10 @@ Json state_bars(const ReportedRun& run) {
   add("measured, step " + std::to_string(run.columns.steps[most]), true, parameters, gradients, optimizer,
       all_at(most) - parameters - gradients - optimizer);
   return bars;
+}
+
+bool shares_parameters(const RunRecord& run) {
+  return run.transport == "shared memory" && run.mesh.data > 1;
 }
 
 double formula_elements(const RunRecord& run) {

@@ -19,6 +19,9 @@ nlohmann::ordered_json figures_of(const std::vector<ReportedRun>& runs);
 /// bars of parameters, gradients, optimizer states and the rest, in MiB.
 nlohmann::ordered_json state_bars(const ReportedRun& run);
 
+/// Whether the ranks keep one copy of the parameters together (docs/architecture.md).
+bool shares_parameters(const RunRecord& run);
+
 /// The elements that a rank sends in a step by ZeRO's formula; 0: there is none for this mesh.
 double formula_elements(const RunRecord& run);
 

@@ -58,6 +58,7 @@ Json describe_run(const ReportedRun& run, const std::filesystem::path& folder) {
           {"events", events_of(run)},
           {"notes", notes_of(run)},
           {"bars", state_bars(run)},
+          {"shares_parameters", shares_parameters(run.record)},
           {"parameters", parameters_of(run.record)}};
 }
 

@@ -19,14 +19,6 @@ std::string number(double value) {
   return text.data();
 }
 
-// "12,345,678"
-std::string whole(int64_t value) {
-  std::string text = std::to_string(value);
-  for (auto place = static_cast<int64_t>(text.size()) - 3; place > (value < 0 ? 1 : 0); place -= 3)
-    text.insert(static_cast<size_t>(place), ",");
-  return text;
-}
-
 std::string duration(double seconds) {
   if (!(seconds < 1e15)) return number(seconds) + " s";
   const auto all = static_cast<int64_t>(seconds);
@@ -116,7 +108,7 @@ std::string describe_parameters(const RunRecord& run) {
     all += elements_of(parameter);
     if (parameter.is_trained) trained += elements_of(parameter);
   }
-  return number(all / 1e6) + " million in " + whole(static_cast<int64_t>(run.parameters.size())) +
+  return number(all / 1e6) + " million values in " + whole(static_cast<int64_t>(run.parameters.size())) +
          " tensors" + (trained < all ? ", " + number(trained / 1e6) + " million of them trained" : "");
 }
 
@@ -136,6 +128,13 @@ int64_t not_finite(const RunColumns& run, const Column& column) {
 }
 
 }  // namespace
+
+std::string whole(int64_t value) {
+  std::string text = std::to_string(value);
+  for (auto place = static_cast<int64_t>(text.size()) - 3; place > (value < 0 ? 1 : 0); place -= 3)
+    text.insert(static_cast<size_t>(place), ",");
+  return text;
+}
 
 double elements_of(const LoggedParameter& parameter) {
   double elements = 1;

@@ -18,6 +18,9 @@ struct ReportedRun {
   bool is_cut_off = false;  // the last line of its log
 };
 
+/// "12,345,678"
+std::string whole(int64_t value);
+
 /// Of a whole parameter.
 double elements_of(const LoggedParameter& parameter);
 

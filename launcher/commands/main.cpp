@@ -1,7 +1,7 @@
 // zerorun: starts the ranks of a training job and supervises them until the last one has ended. `zerorun
 // config` handles configurations, `zerorun checkpoint` handles checkpoints, `zerorun doctor` checks hosts and
-// the links between them, `zerorun plan` says what a training will take, `zerorun diff` where two runs part, `zerorun report`
-// makes a page about them.
+// the links between them, `zerorun plan` says what a training will take, `zerorun diff` where two runs part,
+// `zerorun report` makes a page about them.
 #include <cerrno>
 #include <cstdio>
 #include <cstring>

@@ -219,7 +219,8 @@
                           make('span', {class: 'value'}, number(sum(bar), 4))));
     }
     element.append(make('figcaption', {}, 'Measured on rank 0 at the step with the most, beside the formula of the ZeRO paper for each stage on as many ranks, ' +
-      'with the bytes that a parameter has in this run. The rest: buckets, buffers and gathered parameters. Bold: this run and its stage.'));
+      'with the bytes that a parameter has in this run. The rest: buckets, buffers and gathered parameters. Bold: this run and its stage.' +
+      (run.shares_parameters ? ' The ranks share one copy of the parameters in their host\'s memory, so stages 1 and 2 divide these too.' : '')));
     element.append(tableBeside('Table: ' + run.bars.length + ' bars', ['', ...kParts], () => run.bars.map((bar) => [bar.label, ...bar.values])));
     return element;
   }
@@ -280,7 +281,7 @@
     if (notes.length) parent.append(make('ul', {}, ...notes.map((note) => make('li', {}, note))));
     if (!events.length) return;
     const row = ([run, time, step, what, text]) => make('tr', what === 'failure' ? {class: 'failure'} : {},
-      ...(several ? [run] : []).concat([time.replace('T', ' ').replace('Z', ' UTC'), 'after step ' + number(step), what + (text ? ': ' + text : '')])
+      ...(several ? [run] : []).concat([time.replace('T', ' ').replace('Z', ' UTC'), what === 'start' ? 'before step ' + number(step + 1) : 'after step ' + number(step), what + (text ? ': ' + text : '')])
         .map((cell) => make('td', {}, cell)));
     parent.append(make('div', events.length > 12 ? {class: 'scroll', tabindex: '0'} : {}, make('table', {class: 'events'}, make('tbody', {}, ...events.map(row)))));
   }

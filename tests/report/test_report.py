@@ -185,4 +185,7 @@ if __name__ == "__main__":
         print("skipped: no chromium here (scripts/setup --browser installs it)")
         sys.exit(77)
     ZERORUN = pathlib.Path(sys.argv.pop(1)).resolve()
+    if "without dygraphs" in subprocess.run([ZERORUN, "report", "none"], capture_output=True, text=True).stderr:
+        print("skipped: this zerorun was built without dygraphs")
+        sys.exit(77)
     unittest.main(verbosity=2)
