@@ -28,6 +28,11 @@ distribute it.
 ")
 install(FILES ${CMAKE_BINARY_DIR}/package/copyright ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
+# The command has dygraphs in it.
+if(EXISTS ${ZERORUN_DYGRAPHS_LICENCE})
+  install(FILES ${ZERORUN_DYGRAPHS_LICENCE} DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME copyright.dygraphs)
+endif()
+
 # What the package contains, so that scripts/package need not build the tests.
 add_custom_target(zerorun_package_contents DEPENDS ${ZERORUN_LIBRARIES} zerorun zerorun_probe zerorun_plan)
 if(TARGET zerorun_cuda)

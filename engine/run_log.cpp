@@ -10,9 +10,10 @@
 
 #include <algorithm>
 #include <array>
-#include <ctime>
+#include <exception>
 #include <utility>
 
+#include "base/run_log_board.h"
 #include "comm/agreement.h"
 #include "engine/engine_state.h"
 
@@ -25,19 +26,18 @@ std::string name_of_host() {
   return name.data();
 }
 
-std::string now_in_utc() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  std::array<char, 32> text{};
-  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text.data();
+// "2 ranks on worker-0, worker-1"
+std::string describe_ranks(const RunRecord& run) {
+  std::string text = std::to_string(run.world_size) + (run.world_size == 1 ? " rank on " : " ranks on ");
+  for (const std::string& host : run.hosts) text += (&host == &run.hosts.front() ? "" : ", ") + host;
+  return text;
 }
 
 }  // namespace
 
 RunRecord run_record_of(const EngineState& state, std::vector<LoggedParameter> parameters) {
   const Config& config = state.config;
+  const BytesPerParameter bytes = state.bytes_per_parameter();
   return {.precision = name_of(config.precision.training),
           .master = name_of(config.precision.master),
           .optimizer = state.optimizer_name,
@@ -46,14 +46,31 @@ RunRecord run_record_of(const EngineState& state, std::vector<LoggedParameter> p
           .accumulation = config.batch.gradient_accumulation_steps,
           .sums_micro_steps = state.policy.reduce_every_backward,
           .has_hashes = config.monitoring.run_log.has_hashes(),
+          .states = LoggedStates{.parameters = static_cast<double>(state.buckets.numel()),
+                                 .value = static_cast<double>(bytes.value),
+                                 .gradient = static_cast<double>(bytes.gradient),
+                                 .master = bytes.master,
+                                 .moments = bytes.moments},
           .settings = settings_of(config.resolved),
           .parameters = std::move(parameters)};
 }
 
 RunLog::RunLog(const RunLogConfig& config, Mesh mesh)
-    : mesh_(std::move(mesh)), last_end_(std::chrono::steady_clock::now()) {
+    : mesh_(std::move(mesh)),
+      path_(std::filesystem::absolute(config.path)),
+      last_end_(std::chrono::steady_clock::now()),
+      exceptions_(std::uncaught_exceptions()) {
   if (mesh_.world().rank() == 0) writer_.emplace(config.path);
   on_host_ = mesh_.world().device().allocate_on_host(2 * int64_t{mesh_.sizes().data}, at::kDouble);
+}
+
+RunLog::~RunLog() {
+  if (!has_begun_) return;
+  const bool failed = std::uncaught_exceptions() > exceptions_;
+  writer_->write(RunEvent{.step = step_,
+                          .kind = failed ? RunEventKind::failed : RunEventKind::ended,
+                          .time = now_in_utc(),
+                          .text = failed ? "rank 0: an exception ended the engine" : ""});
 }
 
 void RunLog::start(RunRecord run) {
@@ -72,12 +89,17 @@ void RunLog::start(RunRecord run) {
   on_all_ranks(world, "the file of the run log", [&] {
     if (writes()) writer_->write(run);
   });
+  if (writes()) {
+    writer_->write(RunEvent{.time = run.started, .text = describe_ranks(run)});
+    show_run_log(path_);
+    has_begun_ = true;
+  }
   sent_ = elements_sent();
   last_end_ = std::chrono::steady_clock::now();
 }
 
 void RunLog::write_start(int64_t step, const HashText& values) {
-  if (writes()) writer_->write({.step = step, .is_start = true, .values = values});
+  if (writes()) writer_->write(StepRecord{.step = step, .is_start = true, .values = values});
 }
 
 void RunLog::add_loss(const at::Tensor& loss) {
@@ -161,6 +183,7 @@ void RunLog::end_step(StepRecord step) {
     if (since > 0) step.elements[kind] = since;
   }
   sent_ = sent;
+  step_ = step.step;
   writer_->write(step);
 }
 

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -27,6 +28,9 @@ class RunLog {
  public:
   /// Opens the files on rank 0. Throws UserError.
   RunLog(const RunLogConfig& config, Mesh mesh);
+  ~RunLog();
+  RunLog(const RunLog&) = delete;
+  RunLog& operator=(const RunLog&) = delete;
 
   /// Completes `run` with what the ranks are, and writes it. A collective. Throws UserError on all ranks.
   void start(RunRecord run);
@@ -48,6 +52,7 @@ class RunLog {
   std::map<std::string, double> elements_sent() const;
 
   Mesh mesh_;
+  std::filesystem::path path_;
   std::optional<RunLogWriter> writer_;  // on rank 0
   at::Tensor sum_;                      // of this rank's losses, on the device; undefined: there were none
   int64_t losses_ = 0;
@@ -55,6 +60,9 @@ class RunLog {
   at::Tensor on_host_;  // by data rank: the mean, then for each whether it has one
   std::chrono::steady_clock::time_point last_end_;
   std::map<std::string, double> sent_;  // elements until the last end_step()
+  bool has_begun_ = false;
+  int64_t step_ = 0;  // that ended last
+  int exceptions_;    // that were under way when this was made
 };
 
 }  // namespace zerorun

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "launcher/end_evidence.h"
 #include "launcher/rank_status.h"
+#include "monitor/run_log_writer.h"
 
 namespace zerorun::launcher {
 namespace {
@@ -154,6 +155,7 @@ void Job::begin_flushing() {
   const bool failed = failure_ || interrupted_by_ || told_to_end_;
   for (const std::string& line : plan_.timelines.finish(failed, plan_.first_rank == 0)) output_.notice(line);
   report_failure();
+  note_in_run_log();
   // Waits for a slow reader without limit, except when the job failed or was interrupted and must end soon.
   if (failed) deadline_ = Clock::now() + kFlushPatience;
 }
@@ -378,6 +380,24 @@ void Job::report_survivors() {
     if (!ranks_[rank].group_exists) continue;
     output_.notice("processes of rank " + name_of(rank) + " (process group " +
                    std::to_string(ranks_[rank].process.pid) + ") do not end although killed: see `ps -ej`");
+  }
+}
+
+// Only ranks that have ended say that a job has failed: a log of which one still writes is left alone.
+void Job::note_in_run_log() {
+  const std::filesystem::path folder = plan_.run_log.folder();
+  if (folder.empty() || (!failure_ && !interrupted_by_)) return;
+  RunEvent event{.step = plan_.memory.of(0).step, .kind = RunEventKind::failed, .time = now_in_utc()};
+  event.text = "the job was ended by " + signal_name(interrupted_by_.value_or(0));
+  if (failure_) {
+    event.text = "rank " + std::to_string(failure_->rank) + " " + describe_end(failure_->wait_status);
+    if (!failure_->cause.empty()) event.text += ": " + failure_->cause;
+  }
+  try {
+    append_event(folder, event);
+  } catch (const std::exception& error) {
+    output_.notice("zerorun.run_log: " + std::string(error.what()) +
+                   ": the end of this job is not in the log");
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/join_board.h"
 #include "base/memory_report.h"
+#include "base/run_log_board.h"
 #include "base/unique_fd.h"
 #include "launcher/core_binding.h"
 #include "launcher/guardian.h"
@@ -44,6 +45,7 @@ struct JobPlan {
   RankLogs logs;
   JoinBoard board;
   MemoryBoard memory;
+  RunLogBoard run_log;
   TimelineRings timelines;
 };
 
@@ -113,6 +115,7 @@ class Job {
   std::string name_of(size_t rank) const;
   void report_leftovers();
   void report_survivors();
+  void note_in_run_log();
   void report_failure();
 
   JobPlan plan_;

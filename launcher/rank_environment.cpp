@@ -8,6 +8,7 @@
 #include "base/listening.h"
 #include "base/memory_report.h"
 #include "base/nccl_variables.h"
+#include "base/run_log_board.h"
 #include "base/timeline.h"
 
 namespace zerorun::launcher {
@@ -58,6 +59,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
       {kListenVariable, std::nullopt},
       {kBoardVariable, std::nullopt},
       {kMemoryBoardVariable, std::nullopt},
+      {kRunLogBoardVariable, std::nullopt},
       {kTimelineRingVariable, std::nullopt},
       {"ZERORUN_TIMEOUT", shortest_text(job.timeout_seconds)},
       {"ZERORUN_TERMINAL", std::nullopt},
@@ -67,6 +69,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
   if (rank == 0) ours[kListenVariable] = std::to_string(job.listening_fd);
   if (!job.board.empty()) ours[kBoardVariable] = job.board;
   if (!job.memory_board.empty()) ours[kMemoryBoardVariable] = job.memory_board;
+  if (rank == 0 && !job.run_log_board.empty()) ours[kRunLogBoardVariable] = job.run_log_board;
   if (!job.timeline.empty()) {
     ours[kTimelineVariable] = job.timeline;
     ours[kTimelineStepsVariable] = job.timeline_steps;

@@ -26,6 +26,7 @@ struct JobEnvironment {
   std::string visible_devices;           // CUDA_VISIBLE_DEVICES; empty: keeps the user's variable
   std::string board;                     // ZERORUN_BOARD, for the launcher (base/join_board.h); empty: none
   std::string memory_board;              // ZERORUN_MEMORY_BOARD (base/memory_report.h); empty: none
+  std::string run_log_board;             // ZERORUN_RUN_LOG_BOARD (base/run_log_board.h); empty: none
   std::string timeline, timeline_steps;  // ZERORUN_TIMELINE and _STEPS; empty: keeps the user's variables
   std::vector<std::string> timeline_rings;  // ZERORUN_TIMELINE_RING, one per rank of this host, or none
   bool terminal = false;                    // ZERORUN_TERMINAL: the launcher's stdout is a terminal

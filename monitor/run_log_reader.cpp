@@ -14,6 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kBegin = R"({"step":)";
 constexpr std::string_view kStart = R"(,"start":true,)";
+constexpr std::string_view kEvent = R"(,"event":)";
 
 std::string why_no_log(const fs::path& folder) {
   return folder.string() + ": expected a run log, a folder with " + kRunFile + " and " + kStepsFile +
@@ -66,7 +67,12 @@ RunLogReader::RunLogReader(const fs::path& folder)
     // A piece of a line that the next engine has ended.
     if (error != std::errc()) fail(number, "it is no line of a run log");
     const std::string_view rest(end, static_cast<size_t>(text.data() + text.size() - end));
-    (rest.starts_with(kStart) ? starts_ : steps_).insert_or_assign(step, place);
+    if (rest.starts_with(kEvent)) {
+      events_.push_back({place});
+    } else {
+      if (!events_.empty() && !events_.back().next_step) events_.back().next_step = step;
+      (rest.starts_with(kStart) ? starts_ : steps_).insert_or_assign(step, place);
+    }
   }
   file_.clear();
 }
@@ -87,11 +93,30 @@ StepRecord RunLogReader::start(int64_t step) {
   return read(starts_.at(step));
 }
 
-StepRecord RunLogReader::read(const Place& place) {
+std::vector<RunEvent> RunLogReader::events() {
+  std::vector<RunEvent> events;
+  for (const auto& [place, next_step] : events_) {
+    try {
+      events.push_back(event_of_json(line_at(place)));
+    } catch (const UserError& problem) {
+      fail(place.line, problem.what());
+    }
+    RunEvent& event = events.back();
+    if (event.kind == RunEventKind::began && next_step) event.step = *next_step - 1;
+  }
+  return events;
+}
+
+std::string RunLogReader::line_at(const Place& place) {
   std::string line;
   file_.clear();
   file_.seekg(place.begin);
   if (!std::getline(file_, line)) fail(place.line, "it cannot be read");
+  return line;
+}
+
+StepRecord RunLogReader::read(const Place& place) {
+  const std::string line = line_at(place);
   try {
     return step_of_json(line);
   } catch (const UserError& problem) {

@@ -29,6 +29,8 @@ class RunLogReader {
   /// The record of a step or start that is there. Throws UserError if its line is damaged.
   StepRecord step(int64_t step);
   StepRecord start(int64_t step);
+  /// In the order in which they were written. That an engine began counts for the step before its first.
+  std::vector<RunEvent> events();
   /// Whether the last line has been cut off, as when the machine stopped. That line is left out.
   bool is_cut_off() const { return is_cut_off_; }
 
@@ -38,6 +40,12 @@ class RunLogReader {
     int64_t line;  // 1 for the first
   };
 
+  struct Event {
+    Place place;
+    std::optional<int64_t> next_step = {};  // in the file
+  };
+
+  std::string line_at(const Place& place);
   StepRecord read(const Place& place);
   [[noreturn]] void fail(int64_t line, const std::string& why) const;
 
@@ -45,6 +53,7 @@ class RunLogReader {
   RunRecord run_;
   std::ifstream file_;
   std::map<int64_t, Place> steps_, starts_;
+  std::vector<Event> events_;
   bool is_cut_off_ = false;
 };
 

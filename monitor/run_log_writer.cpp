@@ -40,8 +40,24 @@ void RunLogWriter::write(const RunRecord& run) {
   if (error) throw UserError("cannot write " + file.string() + ": " + error.message());
 }
 
-void RunLogWriter::write(const StepRecord& step) try {
-  steps_.append(to_line(step));
+void RunLogWriter::write(const StepRecord& step) {
+  append(to_line(step));
+}
+
+void RunLogWriter::write(const RunEvent& event) {
+  append(to_line(event));
+}
+
+void append_event(const fs::path& folder, const RunEvent& event) {
+  std::error_code error;
+  if (!fs::is_regular_file(folder / kStepsFile, error)) return;
+  AppendFile steps(folder / kStepsFile);
+  steps.cut_to_whole_lines();
+  steps.append(to_line(event));
+}
+
+void RunLogWriter::append(std::string_view line) try {
+  steps_.append(line);
 } catch (const std::exception& error) {
   if (std::exchange(failed_, true)) return;
   log_warning(std::string("zerorun.run_log: ") + error.what() +

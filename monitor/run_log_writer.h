@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string_view>
 
 #include "monitor/append_file.h"
 #include "monitor/run_record.h"
@@ -19,11 +20,18 @@ class RunLogWriter {
   void write(const RunRecord& run);
   /// Appends a line. If it cannot be written, logs a warning, once.
   void write(const StepRecord& step);
+  void write(const RunEvent& event);
 
  private:
+  void append(std::string_view line);
+
   std::filesystem::path folder_;
   AppendFile steps_;
   bool failed_ = false;
 };
+
+/// Appends an event to the log in `folder`, which its ranks no longer write; nothing if it has gone. Throws
+/// UserError.
+void append_event(const std::filesystem::path& folder, const RunEvent& event);
 
 }  // namespace zerorun

@@ -1,7 +1,9 @@
 #include "monitor/run_record.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <ctime>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -43,6 +45,8 @@ Json parsed(std::string_view json) {
   return result;
 }
 
+constexpr std::array<const char*, 3> kEventNames = {"began", "ended", "failed"};  // of RunEventKind
+
 // Calls `read`, and names the key or type of nlohmann's errors.
 template <typename Read>
 auto read_fields(const Read& read) try {
@@ -60,26 +64,32 @@ std::string to_json(const RunRecord& run) {
   for (const LoggedParameter& parameter : run.parameters)
     parameters.push_back(
         {{"name", parameter.name}, {"shape", parameter.shape}, {"trained", parameter.is_trained}});
-  const Json json{
-      {"format", kRunLogFormat},
-      {"started", run.started},
-      {"libtorch", run.libtorch},
-      {"device", run.device},
-      {"processor", run.processor},
-      {"transport", run.transport},
-      {"hosts", run.hosts},
-      {"world_size", run.world_size},
-      {"mesh", {{"data", run.mesh.data}, {"tensor", run.mesh.tensor}, {"pipeline", run.mesh.pipeline}}},
-      {"micro_batch", run.micro_batch},
-      {"accumulation", run.accumulation},
-      {"sums_micro_steps", run.sums_micro_steps},
-      {"precision", run.precision},
-      {"master", run.master},
-      {"optimizer", run.optimizer},
-      {"seed", run.seed},
-      {"hashes", run.has_hashes},
-      {"settings", settings},
-      {"parameters", parameters}};
+  Json json{{"format", kRunLogFormat},
+            {"started", run.started},
+            {"libtorch", run.libtorch},
+            {"device", run.device},
+            {"processor", run.processor},
+            {"transport", run.transport},
+            {"hosts", run.hosts},
+            {"world_size", run.world_size},
+            {"mesh", {{"data", run.mesh.data}, {"tensor", run.mesh.tensor}, {"pipeline", run.mesh.pipeline}}},
+            {"micro_batch", run.micro_batch},
+            {"accumulation", run.accumulation},
+            {"sums_micro_steps", run.sums_micro_steps},
+            {"precision", run.precision},
+            {"master", run.master},
+            {"optimizer", run.optimizer},
+            {"seed", run.seed},
+            {"hashes", run.has_hashes},
+            {"settings", settings},
+            {"parameters", parameters}};
+  if (run.states) {
+    json["states"] = {{"parameters", run.states->parameters},
+                      {"value", run.states->value},
+                      {"gradient", run.states->gradient},
+                      {"master", run.states->master},
+                      {"moments", run.states->moments}};
+  }
   return json.dump(1) + "\n";
 }
 
@@ -106,6 +116,24 @@ std::string to_line(const StepRecord& step) {
   if (!step.gradients.empty()) json["gradients"] = step.gradients;
   if (!step.values.empty()) json["values"] = step.values;
   return json.dump() + "\n";
+}
+
+// The text may quote what a rank has printed.
+std::string to_line(const RunEvent& event) {
+  const Json json{{"step", event.step},
+                  {"event", kEventNames.at(static_cast<size_t>(event.kind))},
+                  {"time", event.time},
+                  {"text", event.text}};
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string now_in_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text.data();
 }
 
 RunRecord run_of_json(std::string_view text) {
@@ -137,6 +165,14 @@ RunRecord run_of_json(std::string_view text) {
       run.settings.push_back({setting.at("key"), setting.at("value").dump(), setting.at("from")});
     for (const Json& parameter : json.at("parameters"))
       run.parameters.push_back({parameter.at("name"), parameter.at("shape"), parameter.at("trained")});
+    if (json.contains("states")) {
+      const Json& states = json.at("states");
+      run.states = {.parameters = states.at("parameters"),
+                    .value = states.at("value"),
+                    .gradient = states.at("gradient"),
+                    .master = states.at("master"),
+                    .moments = states.at("moments")};
+    }
     return run;
   });
 }
@@ -160,6 +196,18 @@ StepRecord step_of_json(std::string_view text) {
     step.written = json.value("written", std::vector<int64_t>());
     step.gradients = json.value("gradients", "");
     return step;
+  });
+}
+
+RunEvent event_of_json(std::string_view text) {
+  const Json json = parsed(text);
+  return read_fields([&] {
+    const auto name = std::ranges::find(kEventNames, json.at("event").get<std::string>());
+    if (name == kEventNames.end()) throw UserError("unknown event " + json.at("event").dump());
+    return RunEvent{.step = json.at("step"),
+                    .kind = static_cast<RunEventKind>(name - kEventNames.begin()),
+                    .time = json.at("time"),
+                    .text = json.at("text")};
   });
 }
 

@@ -31,6 +31,12 @@ struct LoggedParameter {
   bool is_trained = true;
 };
 
+/// Bytes of model states before they are divided among ranks, as the formula of ZeRO counts them.
+struct LoggedStates {
+  double parameters = 0;                                    // of rank 0's part of the model
+  double value = 0, gradient = 0, master = 0, moments = 0;  // bytes in memory for one parameter
+};
+
 struct RunRecord {
   std::string started = {};    // "2026-03-01T12:00:00Z"
   std::string device = {};     // "cpu"
@@ -47,6 +53,7 @@ struct RunRecord {
   int64_t accumulation = 1;
   bool sums_micro_steps = false;  // whether gradients are summed over ranks in each micro-step
   bool has_hashes = false;
+  std::optional<LoggedStates> states = {};
   std::vector<std::string> hosts = {};           // each once
   std::vector<LoggedSetting> settings = {};      // in the order of the key table
   std::vector<LoggedParameter> parameters = {};  // trained ones first, each in the model's order
@@ -75,12 +82,30 @@ struct StepRecord {
   HashText values = {};     // of trained parameters, with is_start of all; likewise
 };
 
+/// What happened to a run beside its steps.
+enum class RunEventKind {
+  began,   // an engine was made
+  ended,   // it was released
+  failed,  // an exception released it, or the launcher saw a rank fail or a signal
+};
+
+struct RunEvent {
+  int64_t step = 0;  // optimizer steps until then
+  RunEventKind kind = RunEventKind::began;
+  std::string time = {};  // "2026-03-01T12:00:00Z"
+  std::string text = {};  // "2 ranks on worker-0", "rank 1 killed by signal 9 (SIGKILL)"
+};
+
 std::string to_json(const RunRecord& run);
 /// With a newline at the end and no other.
 std::string to_line(const StepRecord& step);
-/// The next two throw UserError, whose text says what is wrong with `json`.
+std::string to_line(const RunEvent& event);
+/// "2026-03-01T12:00:00Z"
+std::string now_in_utc();
+/// The next three throw UserError, whose text says what is wrong with `json`.
 RunRecord run_of_json(std::string_view json);
 StepRecord step_of_json(std::string_view json);
+RunEvent event_of_json(std::string_view json);
 
 /// The settings in what `zerorun config show` prints (config/check.h, show_settings()).
 std::vector<LoggedSetting> settings_of(const std::string& shown);

@@ -1,6 +1,7 @@
 // zerorun: starts the ranks of a training job and supervises them until the last one has ended. `zerorun
 // config` handles configurations, `zerorun checkpoint` handles checkpoints, `zerorun doctor` checks hosts and
-// the links between them, `zerorun plan` says what a training will take, `zerorun diff` where two runs part.
+// the links between them, `zerorun plan` says what a training will take, `zerorun diff` where two runs part,
+// `zerorun report` makes a page about them.
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include "launcher/commands/diff_command.h"
 #include "launcher/commands/doctor_command.h"
 #include "launcher/commands/plan_command.h"
+#include "launcher/commands/report_command.h"
 #include "launcher/hosts/agent.h"
 #include "launcher/hosts/gpu_question.h"
 #include "launcher/hosts/launch.h"
@@ -50,6 +52,7 @@ int main(int argc, char** argv) {
     if (launcher::is_checkpoint_command(argc, argv))
       return flushed(launcher::run_checkpoint_command(argc, argv));
     if (launcher::is_diff_command(argc, argv)) return flushed(launcher::run_diff_command(argc, argv));
+    if (launcher::is_report_command(argc, argv)) return flushed(launcher::run_report_command(argc, argv));
     if (launcher::is_plan_command(argc, argv)) launcher::run_plan_command(argc, argv);
     if (launcher::is_doctor_command(argc, argv)) return flushed(launcher::run_doctor_command(argc, argv));
     auto parsed = launcher::parse_launch_options(argc, argv);

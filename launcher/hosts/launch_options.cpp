@@ -40,6 +40,7 @@ constexpr char kExamples[] = R"(Examples:
   zerorun doctor --help                           look at this machine and the links between hosts
   zerorun plan --help                             memory and traffic of a training, before it runs
   zerorun diff --help                             the first step at which two runs part
+  zerorun report --help                           a page that shows a run, or two
 
 A hostfile has a line `HOST slots=N` for each host. A filter is HOST[:SLOT,...][@HOST...]; a host without slots means all
 of them. Ranks are numbered host by host in the hostfile's order, by rising slot. A PROGRAM that ends in .py, or the name

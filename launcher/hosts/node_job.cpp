@@ -110,6 +110,8 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
   job.board = plan.board.path();
   plan.memory = MemoryBoard(job.placement.local_world_size(order.node));
   job.memory_board = plan.memory.path();
+  plan.run_log = RunLogBoard(order.node == 0);
+  job.run_log_board = plan.run_log.path();
   plan.timelines = TimelineRings(job.placement.local_world_size(order.node));
   for (int rank = 0; rank < job.placement.local_world_size(order.node); ++rank)
     job.timeline_rings.push_back(plan.timelines.path(rank));

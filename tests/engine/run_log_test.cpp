@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <filesystem>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -118,6 +119,19 @@ TEST_CASE("The log has the run, and each step with its losses, norm, rate, bytes
     CHECK(has("optimizer.params.lr", "0.1"));
     CHECK(log.steps() == std::vector<int64_t>{1, 2, 3});
     CHECK(log.starts().empty());
+    const std::vector<RunEvent> events = log.events();
+    REQUIRE(events.size() == 2);
+    CHECK((events[0].kind == RunEventKind::began && events[0].text == "2 ranks on " + run.hosts[0]));
+    CHECK((events[1].kind == RunEventKind::ended && events[1].step == 3));
+    int64_t trained = 0;
+    for (const LoggedParameter& parameter : run.parameters) {
+      int64_t elements = parameter.is_trained ? 1 : 0;
+      for (const int64_t size : parameter.shape) elements *= size;
+      trained += elements;
+    }
+    REQUIRE(run.states);
+    CHECK((run.states->parameters == trained && run.states->value == 4 && run.states->gradient == 4));
+    CHECK((run.states->master == 0 && run.states->moments == 0));
     for (int step = 0; step < 3; ++step) {
       const StepRecord record = log.step(step + 1);
       CHECK((record.gradient_norm == norms[step] && record.lr == 0.1 && !record.loss_scale &&
@@ -138,6 +152,21 @@ TEST_CASE("The log has the run, and each step with its losses, norm, rate, bytes
       CHECK(*record.loss == sum / 2);
     }
   }
+}
+
+TEST_CASE("The log tells that an exception ended the engine") {
+  const TemporaryFolder folder;
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    Net net;
+    try {
+      Engine engine = make_engine(*net, with_log(sgd_config(0, 2), folder / "log", false), communicator);
+      train(engine, net, 0, 2);
+      throw std::runtime_error("the program's own");
+    } catch (const std::runtime_error&) {
+    }
+  });
+  const RunEvent last = RunLogReader(folder / "log").events().back();
+  CHECK((last.kind == RunEventKind::failed && last.step == 2));
 }
 
 TEST_CASE("Hashes are those of whole gradients and values, at every stage") {

@@ -3,6 +3,8 @@
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -87,6 +89,24 @@ TEST_CASE("the report ends with the rank's last lines on stderr") {
   expected += "zerorun:   partial\n";
   CHECK_THAT(result.err, Catch::Matchers::EndsWith(
                              "zerorun: rank 1 exited with code 4; its last lines on stderr:\n" + expected));
+}
+
+TEST_CASE("how a rank failed is noted in the run log, if there is one") {
+  // Rank 0 shows the log's folder as the engine does (base/run_log_board.h).
+  const std::string shows = "printf %s $DIR | dd of=$ZERORUN_RUN_LOG_BOARD conv=notrunc 2>/dev/null; ";
+  const auto log_after = [&](const std::string& script) {
+    Launched job({.options = {"--num_gpus", "2"}, .script = kWaitFor + script});
+    job.finish(kEndDeadline);
+    std::ifstream file(job.folder() + "/steps.jsonl");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string begins = "if [ $RANK = 0 ]; then printf '{\"step\":1}\\n{\"st' >$DIR/steps.jsonl; " +
+                             shows + ": >$DIR/shown; sleep 300; fi; wait_for shown; ";
+  const std::string log = log_after(begins + "kill -9 $$");
+  CHECK_THAT(log, Catch::Matchers::StartsWith("{\"step\":1}\n{\"step\":0,\"event\":\"failed\",\"time\":\"2"));
+  CHECK_THAT(log, Contains("\"text\":\"rank 1 killed by signal 9 (SIGKILL): killed from outside"));
+  CHECK_THAT(log_after(begins + "exit 3"), Contains("rank 1 exited with code 3"));
+  CHECK(log_after("[ $RANK = 0 ] && { " + shows + ": >$DIR/shown; }; wait_for shown; exit 3").empty());
 }
 
 TEST_CASE("exit code 2: the rank has reported the mistake itself, and the other ranks get no grace") {

@@ -134,6 +134,35 @@ TEST_CASE("A step that is there twice counts as it was written last, and lines c
   CHECK(!compare_runs(folder / "a", folder / "b").parting);
 }
 
+TEST_CASE("Events are read in their order; an engine began after the step before its first in the log") {
+  const TemporaryFolder folder;
+  RunRecord run = some_run();
+  run.states = {.parameters = 9, .value = 2, .gradient = 4, .master = 4, .moments = 8};
+  {
+    RunLogWriter writer(folder / "log");
+    writer.write(run);
+    writer.write(RunEvent{.time = "2026-03-01T12:00:00Z", .text = "2 ranks on worker-0"});
+    for (int64_t step = 4; step <= 6; ++step) writer.write(some_step(step));
+    writer.write(RunEvent{.step = 6, .kind = RunEventKind::ended});
+    writer.write(RunEvent{});
+  }
+  append_event(folder / "log", {.step = 6, .kind = RunEventKind::failed, .text = "rank 1: \xff\n\"quoted\""});
+  append_event(folder / "none", {});
+  CHECK(!fs::exists(folder / "none"));
+  RunLogReader log(folder / "log");
+  CHECK(to_json(log.run()) == to_json(run));
+  CHECK(log.steps() == std::vector<int64_t>{4, 5, 6});
+  const std::vector<RunEvent> events = log.events();
+  REQUIRE(events.size() == 4);
+  CHECK((events[0].kind == RunEventKind::began && events[0].step == 3 &&
+         events[0].text == "2 ranks on worker-0"));
+  CHECK((events[1].kind == RunEventKind::ended && events[1].step == 6));
+  CHECK((events[2].kind == RunEventKind::began && events[2].step == 0));
+  CHECK((events[3].kind == RunEventKind::failed && events[3].step == 6));
+  CHECK(events[3].text == "rank 1: \xef\xbf\xbd\n\"quoted\"");
+  CHECK(!compare_runs(folder / "log", folder / "log").parting);
+}
+
 TEST_CASE("Logs that cannot be compared are errors that say why") {
   const TemporaryFolder folder;
   write_log(folder / "a");

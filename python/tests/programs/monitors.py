@@ -83,10 +83,10 @@ assert (folder / "job" / "eval_loss.csv").read_text() == f"step,loss\n{samples[-
 assert "hidden-word" not in engine.resolved_config
 run = (folder / "log" / "run.json").read_text()
 assert "hidden-word" not in run and [p["name"] for p in json.loads(run)["parameters"]] == [n for n, _ in net().named_parameters()], run
-start, *steps = map(json.loads, (folder / "log" / "steps.jsonl").read_text().splitlines())
-assert start["step"] == 0 and start["start"] and [step["step"] for step in steps] == [1, 2, 3], (start, steps)
+began, start, *steps = map(json.loads, (folder / "log" / "steps.jsonl").read_text().splitlines())
+assert began["event"] == "began" and start["step"] == 0 and start["start"] and [step["step"] for step in steps] == [1, 2, 3], (start, steps)
 assert [step["losses"][0] for step in steps] == found and [step["samples"] for step in steps] == samples, steps
-first = json.loads((folder / "plain" / "steps.jsonl").read_text().splitlines()[1])
+first = json.loads((folder / "plain" / "steps.jsonl").read_text().splitlines()[2])
 assert first["loss"] is None and first["losses"] == [] and first["gradients"] == steps[0]["gradients"], (first, steps[0])
 engine.destroy()
 print("as expected", flush=True)
