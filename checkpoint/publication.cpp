@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <chrono>
 #include <exception>
+#include <functional>
+#include <limits>
 #include <set>
 #include <span>
 #include <string_view>
@@ -209,6 +211,37 @@ std::vector<std::string> published_tags(FileSystem& files, const fs::path& direc
     if (name.front() == '.' || name == kLatest) continue;
     if (is_checkpoint(files, directory / name)) tags.push_back(name);
   }
+  return tags;
+}
+
+std::vector<std::string> tags_by_age(FileSystem& files, const fs::path& directory) {
+  struct Found {
+    std::string tag;
+    int64_t saving, step;
+  };
+  const auto names = files.list(directory);
+  if (!names && files.identity(directory))
+    throw UserError(directory.string() + ": cannot be read: expected a folder of checkpoints");
+  if (names && is_checkpoint(files, directory))
+    throw UserError(directory.string() + " is a checkpoint itself: give the folder above it");
+  std::vector<Found> found;
+  for (const std::string& name : names.value_or(std::vector<std::string>())) {
+    const auto entries = files.list(directory / name);
+    if (name.front() == '.' || !entries) continue;
+    const auto text = std::ranges::count(*entries, kManifestName) > 0
+                          ? read_text(files, directory / name / kManifestName)
+                          : std::nullopt;
+    const auto outline = text ? outline_of(*text) : std::nullopt;
+    const auto step = step_of_tag(name);
+    if (!text && !step) continue;  // another folder of the program
+    found.push_back({.tag = name,
+                     .saving = outline ? outline->saving : std::numeric_limits<int64_t>::max(),
+                     .step = step.value_or(0)});
+  }
+  std::ranges::sort(found, std::greater<>(),
+                    [](const Found& one) { return std::pair(one.saving, one.step); });
+  std::vector<std::string> tags;
+  for (Found& one : found) tags.push_back(std::move(one.tag));
   return tags;
 }
 

@@ -80,6 +80,11 @@ class Publication {
 
 /// Returns the published tags in the folder, sorted by name.
 std::vector<std::string> published_tags(FileSystem& files, const std::filesystem::path& directory);
+/// Returns the tags in the folder from which a run may continue, the one that was saved last first. Also
+/// names folders that look like a tag whose manifest is missing or unreadable, before the others: when they
+/// were saved is not known. Throws UserError if the folder cannot be read or is a checkpoint itself; a folder
+/// that does not exist has no tags.
+std::vector<std::string> tags_by_age(FileSystem& files, const std::filesystem::path& directory);
 /// Returns the tag that `file`, such as `latest`, names, without white space and a byte order mark around it;
 /// absent if there is no such file. Throws UserError if it names none.
 std::optional<std::string> tag_in_file(FileSystem& files, const std::filesystem::path& file);

@@ -18,7 +18,15 @@ struct Damage {
   std::string what;    // "differs from its checksum: h.0.weight (value, exp_avg)"
 };
 
+/// The part of the files that one of several verifiers reads.
+struct VerifiedPart {
+  int64_t first = 0;            // the number of the first file, in the order of names
+  int64_t every = 1;            // and then every so-manieth one
+  bool may_be_missing = false;  // files may be on another host
+};
+
 struct Verification {
+  std::string manifest_checksum;  // two checkpoints with the same one say the same
   int64_t files = 0;
   int64_t bytes = 0;  // bytes read
   std::vector<Damage> damages;
@@ -27,6 +35,7 @@ struct Verification {
 
 /// `folder` is a tag's folder. Uses one block of memory per thread. Throws UserError if the manifest is
 /// unreadable.
-Verification verify_checkpoint(FileSystem& files, const std::filesystem::path& folder);
+Verification verify_checkpoint(FileSystem& files, const std::filesystem::path& folder,
+                               const VerifiedPart& part = {});
 
 }  // namespace zerorun::checkpoint

@@ -109,6 +109,18 @@ RestoredCheckpoint Engine::load_checkpoint(const std::filesystem::path& director
   return zerorun::load_checkpoint(*state_, directory, tag, options, checkpoint::local_file_system());
 }
 
+std::optional<RestoredCheckpoint> Engine::load_newest(const std::filesystem::path& directory,
+                                                      const RestoreOptions& options) {
+  return zerorun::load_newest(*state_, directory, options, checkpoint::local_file_system());
+}
+
+void Engine::attach(const DataPosition& position) {
+  state_->data = position;
+  state_->data->divide({.micro_batch = state_->config.batch.micro_batch_size_per_gpu,
+                        .ranks = state_->mesh.data().world_size(),
+                        .rank = state_->mesh.data().rank()});
+}
+
 void Engine::save_16bit_model(const std::filesystem::path& directory, const std::string& filename,
                               bool exclude_frozen) {
   zerorun::save_16bit_model(*state_, directory, filename, exclude_frozen, checkpoint::local_file_system());

@@ -26,6 +26,7 @@
 #include "activations/forward_state.h"
 #include "comm/mesh.h"
 #include "config/config.h"
+#include "engine/data_position.h"
 #include "engine/model.h"
 #include "engine/options.h"
 #include "zero/residency_report.h"
@@ -161,6 +162,18 @@ class Engine {
   /// reading some parameters already have the checkpoint's values: load another checkpoint, or end the run.
   RestoredCheckpoint load_checkpoint(const std::filesystem::path& directory, const std::string& tag = {},
                                      const RestoreOptions& options = {});
+  /// Restores the checkpoint of `directory` that was saved last and is whole on all ranks; absent if there is
+  /// no checkpoint, so that the first start of a program and every later one can call this. A newer
+  /// checkpoint that is damaged is passed over on all ranks before anything of it is restored, and the log
+  /// warns and names the file. Reads each file once more, divided among ranks. A collective, as
+  /// load_checkpoint(), and throws as it does; also throws UserError if there are checkpoints and all are
+  /// damaged.
+  std::optional<RestoredCheckpoint> load_newest(const std::filesystem::path& directory,
+                                                const RestoreOptions& options = {});
+  /// From now on checkpoints have this position, and loading one restores it (if the checkpoint has one, and
+  /// RestoreOptions::counters is true). Divides micro-batches among mesh().data(). All ranks must call it
+  /// alike.
+  void attach(const DataPosition& position);
 
   /// Writes the model's parameters and buffers, in the dtype that the model runs in, to one safetensors file
   /// that Hugging Face's loaders read; an earlier file stays until the new one is complete. Gathers bucket by

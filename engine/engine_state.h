@@ -11,6 +11,7 @@
 #include "activations/forward_state.h"
 #include "base/memory_report.h"
 #include "comm/mesh.h"
+#include "engine/data_position.h"
 #include "engine/flops_profiler.h"
 #include "engine/held_gradients.h"
 #include "engine/host_update.h"
@@ -222,6 +223,8 @@ struct EngineState {
 
   CheckpointWriter checkpoints;          // destroyed before all state that its thread reads
   std::optional<OwnedParameters> owned;  // always set once the engine is made
+
+  std::optional<DataPosition> data = {};  // absent: the program has attached none
 };
 
 }  // namespace zerorun

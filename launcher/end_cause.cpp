@@ -120,6 +120,12 @@ std::string cause_of_disk(const EndEvidence& evidence, const std::vector<std::st
 
 }  // namespace
 
+bool was_killed_from_outside(const EndEvidence& evidence) {
+  const OomVerdict verdict = oom_verdict(evidence);
+  return signal_of(evidence.wait_status) == SIGKILL &&
+         (verdict == OomVerdict::not_killed || verdict == OomVerdict::unknown);
+}
+
 std::vector<std::string> lack_of_memory(const EndEvidence& evidence, MemoryNow memory) {
   if (signal_of(evidence.wait_status) != SIGKILL) {
     const bool failed = describe_cause(evidence).starts_with(kAllocationFailed);

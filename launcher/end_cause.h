@@ -24,6 +24,9 @@ struct EndEvidence {
 /// success, or if neither its exit code nor its last lines show the cause.
 std::string describe_cause(const EndEvidence& evidence);
 
+/// Whether somebody has killed the rank, which neither it nor a lack of memory explains.
+bool was_killed_from_outside(const EndEvidence& evidence);
+
 /// The report about the rank's memory, if it ran out or may have; else empty. `memory`: what the rank
 /// counted.
 std::vector<std::string> lack_of_memory(const EndEvidence& evidence, MemoryNow memory);

@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "launcher/end_evidence.h"
 #include "launcher/rank_status.h"
-#include "monitor/run_log_writer.h"
 
 namespace zerorun::launcher {
 namespace {
@@ -76,8 +75,10 @@ void Job::start_ranks() {
 }
 
 int Job::run() {
+  attempt_.began = Clock::now();
   try {
     start_ranks();
+    if (plan_.describe_start) output_.notice(plan_.describe_start());
   } catch (const Interrupted&) {
   }
   // start_process() may have read signals and orders, so they are handled before the first wait.
@@ -126,6 +127,7 @@ void Job::enter_phase_that_is_due() {
 }
 
 void Job::begin_ending(milliseconds grace) {
+  attempt_.found = Clock::now();
   if (!interrupted_by_) report_stopped_ranks();
   if (grace == milliseconds(0)) {
     begin_killing();
@@ -156,6 +158,7 @@ void Job::begin_flushing() {
   for (const std::string& line : plan_.timelines.finish(failed, plan_.first_rank == 0)) output_.notice(line);
   report_failure();
   note_in_run_log();
+  let_judge();
   // Waits for a slow reader without limit, except when the job failed or was interrupted and must end soon.
   if (failed) deadline_ = Clock::now() + kFlushPatience;
 }
@@ -215,6 +218,7 @@ void Job::handle_signals() {
 void Job::handle_interruption(int signal) {
   const auto now = Clock::now();
   const bool first = !interrupted_by_;
+  is_unwanted_ = true;
   if (first && !failure_) {
     interrupted_by_ = signal;
     interrupted_at_ = now;
@@ -233,6 +237,7 @@ void Job::handle_interruption(int signal) {
 }
 
 void Job::reap() {
+  std::vector<int> ended;
   while (true) {
     int status = 0;
     const pid_t pid = ::waitpid(-1, &status, WNOHANG);
@@ -244,8 +249,11 @@ void Job::reap() {
         std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.process.pid == pid; });
     if (rank == ranks_.end() || rank->status) continue;
     rank->status = status;
-    handle_rank_end(static_cast<int>(rank - ranks_.begin()));
+    ended.push_back(static_cast<int>(rank - ranks_.begin()));
   }
+  // Ranks that lost a killed one end soon after it, and are not the cause.
+  std::ranges::stable_partition(ended, [&](int rank) { return WIFSIGNALED(*ranks_[rank].status); });
+  for (const int rank : ended) handle_rank_end(rank);
   look_for_empty_groups();
 }
 
@@ -257,7 +265,10 @@ void Job::handle_rank_end(int rank) {
   const std::vector<std::string> lines = ended.last_lines.lines();
   const EndEvidence evidence = collect_evidence(ended.process.pid, status, lines, oom_before_, plan_.folders);
   failure_ = {plan_.first_rank + rank, status, describe_cause(evidence), lines};
-  failure_->memory = lack_of_memory(evidence, plan_.memory.of(rank));
+  const MemoryNow memory = plan_.memory.of(rank);
+  failure_->memory = lack_of_memory(evidence, memory);
+  if (memory.phase != MemoryPhase::no_engine) attempt_.steps = memory.step;
+  attempt_.killed_from_outside = was_killed_from_outside(evidence);
   if (control_ != nullptr) control_->report(*failure_);
   begin_ending(was_user_mistake(status) ? milliseconds(0) : plan_.failure_grace);
 }
@@ -274,21 +285,6 @@ void Job::look_for_missing_rank() {
               {}};
   if (control_ != nullptr) control_->report(*failure_);
   begin_ending(plan_.failure_grace);
-}
-
-// A stopped rank may be the reason why the other ranks failed. Call before SIGCONT is sent, which continues
-// the rank.
-void Job::report_stopped_ranks() {
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].status) continue;
-    const std::string description = describe_stop(ranks_[rank].process.pid);
-    if (description.empty()) continue;
-    if (control_ != nullptr) {
-      control_->report_stopped(plan_.first_rank + static_cast<int>(rank), description);
-    } else {
-      output_.notice("rank " + name_of(rank) + " is " + description);
-    }
-  }
 }
 
 void Job::look_for_empty_groups() {
@@ -365,47 +361,6 @@ bool Job::all_groups_gone() const {
 
 std::string Job::name_of(size_t rank) const {
   return std::to_string(plan_.first_rank + rank);
-}
-
-void Job::report_leftovers() {
-  if (const size_t count = orphans().size(); count > 0) output_.notice(describe_leftovers(count));
-}
-
-void Job::report_survivors() {
-  for (const pid_t orphan : orphans()) {
-    output_.notice("process " + std::to_string(orphan) +
-                   " of the job does not end although killed: see `ps -ej`");
-  }
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank].group_exists) continue;
-    output_.notice("processes of rank " + name_of(rank) + " (process group " +
-                   std::to_string(ranks_[rank].process.pid) + ") do not end although killed: see `ps -ej`");
-  }
-}
-
-// Only ranks that have ended say that a job has failed: a log of which one still writes is left alone.
-void Job::note_in_run_log() {
-  const std::filesystem::path folder = plan_.run_log.folder();
-  if (folder.empty() || (!failure_ && !interrupted_by_)) return;
-  RunEvent event{.step = plan_.memory.of(0).step, .kind = RunEventKind::failed, .time = now_in_utc()};
-  event.text = "the job was ended by " + signal_name(interrupted_by_.value_or(0));
-  if (failure_) {
-    event.text = "rank " + std::to_string(failure_->rank) + " " + describe_end(failure_->wait_status);
-    if (!failure_->cause.empty()) event.text += ": " + failure_->cause;
-  }
-  try {
-    append_event(folder, event);
-  } catch (const std::exception& error) {
-    output_.notice("zerorun.run_log: " + std::string(error.what()) +
-                   ": the end of this job is not in the log");
-  }
-}
-
-void Job::report_failure() {
-  if (!failure_ || !plan_.reports_failure) return;
-  for (const std::string& line : report_lines(*failure_, "rank " + std::to_string(failure_->rank))) {
-    output_.notice(line);
-  }
 }
 
 }  // namespace zerorun::launcher

@@ -6,6 +6,7 @@
 #include <poll.h>
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "launcher/rank_failure.h"
 #include "launcher/rank_logs.h"
 #include "launcher/rank_process.h"
+#include "launcher/restarts.h"
 #include "launcher/signals.h"
 #include "launcher/timeline_rings.h"
 
@@ -47,6 +49,11 @@ struct JobPlan {
   MemoryBoard memory;
   RunLogBoard run_log;
   TimelineRings timelines;
+  /// A line for the user once the ranks are started; or null.
+  std::function<std::string()> describe_start = {};
+  /// Called once if a rank has failed, all ranks have ended and nobody wants to end the job; or null. Returns
+  /// lines for the user.
+  std::function<std::vector<std::string>(const FailedAttempt&)> judge = {};
 };
 
 class Job {
@@ -64,6 +71,8 @@ class Job {
   int run();
   /// The signal that interrupted the job, if one did before a rank failed.
   std::optional<int> interrupted_by() const { return interrupted_by_; }
+  /// Whether a signal interrupted the job, or nobody reads its output any more, at any time.
+  bool is_unwanted() const { return is_unwanted_; }
   /// Whether the launcher ordered this host's ranks to end, or was lost, while ranks were still running.
   bool was_told_to_end() const { return told_to_end_; }
 
@@ -117,6 +126,7 @@ class Job {
   void report_survivors();
   void note_in_run_log();
   void report_failure();
+  void let_judge();
 
   JobPlan plan_;
   JobOutput& output_;
@@ -133,6 +143,9 @@ class Job {
   std::optional<int> interrupted_by_;
   Clock::time_point interrupted_at_;
   bool told_to_end_ = false;
+  bool is_unwanted_ = false;
+  bool has_survivors_ = false;
+  FailedAttempt attempt_;  // complete once the ranks of a failed job have ended
   std::string buffer_;
 };
 

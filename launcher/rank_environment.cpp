@@ -10,6 +10,7 @@
 #include "base/nccl_variables.h"
 #include "base/run_log_board.h"
 #include "base/timeline.h"
+#include "launcher/restarts.h"
 
 namespace zerorun::launcher {
 namespace {
@@ -63,6 +64,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
       {kTimelineRingVariable, std::nullopt},
       {"ZERORUN_TIMEOUT", shortest_text(job.timeout_seconds)},
       {"ZERORUN_TERMINAL", std::nullopt},
+      {kRestartsVariable, std::nullopt},
       // If torchrun started the launcher, this variable would make rank 0 use a store that does not exist.
       {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
   };
@@ -80,6 +82,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
   if (!job.device.empty()) ours["ZERORUN_DEVICE"] = job.device;
   if (!job.comm.empty()) ours["ZERORUN_COMM"] = job.comm;
   if (job.terminal) ours["ZERORUN_TERMINAL"] = "1";
+  if (job.restarts > 0) ours[kRestartsVariable] = std::to_string(job.restarts);
   if (!job.visible_devices.empty()) ours["CUDA_VISIBLE_DEVICES"] = job.visible_devices;
   if (!has_value(inherited, "OMP_NUM_THREADS"))
     ours["OMP_NUM_THREADS"] = std::to_string(threads_of(job, placement.local_rank(rank)));

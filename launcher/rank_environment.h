@@ -30,6 +30,7 @@ struct JobEnvironment {
   std::string timeline, timeline_steps;  // ZERORUN_TIMELINE and _STEPS; empty: keeps the user's variables
   std::vector<std::string> timeline_rings;  // ZERORUN_TIMELINE_RING, one per rank of this host, or none
   bool terminal = false;                    // ZERORUN_TERMINAL: the launcher's stdout is a terminal
+  int restarts = 0;                         // ZERORUN_RESTARTS: how often the ranks have been started again
 };
 
 /// The variables of rank `rank` that differ from the environment `inherited` ("NAME=value" each). A variable

@@ -77,17 +77,19 @@ RankLogs::RankLogs(const LogOptions& options, int first_rank, int ranks, std::op
     : sinks_(ranks) {
   std::string run_folder = options.folder + "/" + options.run;
   if (node) run_folder += "_node" + std::to_string(*node);
-  if (!options.folder.empty()) make_own_folder(run_folder);
+  if (!options.folder.empty() && options.attempt == 0) make_own_folder(run_folder);
+  const std::string attempt = std::to_string(options.attempt);
   for (int rank = 0; rank < ranks; ++rank) {
     const bool shown = !options.printed || std::ranges::count(*options.printed, rank) > 0;
     for (Sink& sink : sinks_[rank]) sink.printed = shown;
     if (!options.one_file_folder.empty()) {
-      const int file = open(options.one_file_folder + "/" + options.run + "_rank" +
+      const int file = open(options.one_file_folder + "/" + options.run +
+                            (options.attempt > 0 ? "_attempt" + attempt : "") + "_rank" +
                             std::to_string(first_rank + rank) + ".log");
       for (Sink& sink : sinks_[rank]) sink = {file, false};
     }
     if (options.folder.empty()) continue;
-    const std::string folder = run_folder + "/attempt_0/" + std::to_string(rank);
+    const std::string folder = run_folder + "/attempt_" + attempt + "/" + std::to_string(rank);
     for (const Stream stream : kStreams) {
       const int bit = 1 << static_cast<int>(stream);
       const bool redirected = (options.redirects.of(rank) & bit) != 0;

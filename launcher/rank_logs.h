@@ -29,13 +29,16 @@ StreamChoice parse_stream_choice(const std::string& text, const std::string& opt
 std::vector<int> parse_rank_list(const std::string& text, const std::string& option);
 
 struct LogOptions {
-  std::string one_file_folder;  // both streams of rank R go into FOLDER/RUN_rankR.log only; empty: off
-  // FOLDER/RUN/attempt_0/LOCAL_RANK/stdout.log and stderr.log, on several hosts with RUN_nodeN; empty: off
+  // Both streams of rank R go into FOLDER/RUN_rankR.log only, after restart N into RUN_attemptN_rankR.log;
+  // empty: off
+  std::string one_file_folder;
+  // FOLDER/RUN/attempt_N/LOCAL_RANK/stdout.log and stderr.log, on several hosts with RUN_nodeN; empty: off
   std::string folder;
   StreamChoice redirects;                   // streams that go into files of `folder` and are not printed
   StreamChoice tee;                         // streams that go into files of `folder` and are printed
   std::optional<std::vector<int>> printed;  // the local ranks whose output is printed; absent: all
   std::string run;                          // part of the files' names, that of this run alone
+  int attempt = 0;                          // restarts of the ranks so far
 
   bool operator==(const LogOptions&) const = default;
 };

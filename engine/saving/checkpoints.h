@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "checkpoint/file_system.h"
@@ -18,6 +19,13 @@ std::filesystem::path save_checkpoint(EngineState& state, const std::filesystem:
 RestoredCheckpoint load_checkpoint(EngineState& state, const std::filesystem::path& directory,
                                    const std::string& tag, const RestoreOptions& options,
                                    checkpoint::FileSystem& files);
+
+/// Throws UserError on all ranks if their `words`, which say what they load, differ. A collective.
+void check_same_words(const std::string& words, Communicator& communicator, const std::string& label);
+
+/// Engine::load_newest().
+std::optional<RestoredCheckpoint> load_newest(EngineState& state, const std::filesystem::path& directory,
+                                              const RestoreOptions& options, checkpoint::FileSystem& files);
 
 /// Engine::save_16bit_model().
 void save_16bit_model(EngineState& state, const std::filesystem::path& directory, const std::string& filename,

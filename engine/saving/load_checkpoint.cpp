@@ -47,15 +47,6 @@ std::string words_of_load(const fs::path& directory, const std::string& tag, con
          without(options.strict, "strict");
 }
 
-void check_same_words(const std::string& words, Communicator& communicator, const std::string& label) {
-  const auto all = exchange_texts(words, communicator, label);
-  for (int rank = 1; rank < communicator.world_size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    throw UserError("ranks load different checkpoints: rank 0 " + all[0] + "; rank " + std::to_string(rank) +
-                    " " + all[rank] + ": give load_checkpoint() the same arguments on all ranks");
-  }
-}
-
 // Hosts without a common folder may have different checkpoints under the same name.
 void check_same_everywhere(const checkpoint::Manifest& manifest, const fs::path& folder,
                            Communicator& communicator) {
@@ -69,6 +60,15 @@ void check_same_everywhere(const checkpoint::Manifest& manifest, const fs::path&
 }
 
 }  // namespace
+
+void check_same_words(const std::string& words, Communicator& communicator, const std::string& label) {
+  const auto all = exchange_texts(words, communicator, label);
+  for (int rank = 1; rank < communicator.world_size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw UserError("ranks load different checkpoints: rank 0 " + all[0] + "; rank " + std::to_string(rank) +
+                    " " + all[rank] + ": call it with the same arguments on all ranks");
+  }
+}
 
 RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory, const std::string& tag,
                                    const RestoreOptions& options, checkpoint::FileSystem& files) {

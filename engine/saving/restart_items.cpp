@@ -75,7 +75,20 @@ RestartItem generator_of(c10::Device device) {
     std::memcpy(state.mutable_data_ptr<uint8_t>(), bytes.data(), bytes.size());
     generator.set_state(state);
   };
-  return {.name = "generator." + c10::DeviceTypeName(device.type(), true), .read = read, .write = write};
+  return {.name = "generator." + c10::DeviceTypeName(device.type(), true),
+          .read = read,
+          .write = write,
+          .may_be_missing = true};
+}
+
+RestartItem data_position_of(DataPosition& position) {
+  return {.name = "data.position",
+          .read = [&position] { return checkpoint::RestartValue(position.saved()); },
+          .write =
+              [&position](const checkpoint::RestartValue& given) {
+                position.restore(std::get<std::vector<uint8_t>>(given));
+              },
+          .may_be_missing = true};
 }
 
 }  // namespace
@@ -93,6 +106,7 @@ std::vector<RestartItem> restart_items(EngineState& state) {
                        }});
   for (int group = 0; group < optimizer.groups(); ++group) add_group_items(items, optimizer, group);
   if (state.scaler) add_loss_scaler(items, *state.scaler);
+  if (state.data) items.push_back(data_position_of(*state.data));
   items.push_back(generator_of(c10::Device(c10::kCPU)));
   const c10::Device device = state.mesh.data().device().location();
   if (!device.is_cpu()) items.push_back(generator_of(device));

@@ -17,6 +17,8 @@ struct RestartItem {
   std::function<checkpoint::RestartValue()> read;
   /// Restores a value that read() returned in this process or in an earlier one.
   std::function<void(const checkpoint::RestartValue&)> write;
+  /// In a checkpoint: that of a CPU run has no GPU generator, and not every run attaches a position.
+  bool may_be_missing = false;
 };
 
 /// The items of `state`, with the same names on all ranks. `state` must outlive the list. Call it only when

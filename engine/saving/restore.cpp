@@ -101,7 +101,7 @@ void Restore::restore_numbers() const {
         throw UserError("the checkpoint's \"" + item.name + "\" is of another kind");
       }
       item.write(found->second);
-    } else if (same_precision && !is_generator) {  // a CPU run's checkpoint has no GPU generator
+    } else if (same_precision && !item.may_be_missing) {
       throw UserError(
           "the checkpoint has no \"" + item.name +
           "\": it was written with other parameter groups; load with RestoreOptions::counters = false");

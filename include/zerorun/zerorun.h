@@ -3,6 +3,7 @@
 
 #include <zerorun/communicator.h>     // Communicator, connect: the other ranks
 #include <zerorun/config.h>           // Config, load_config: ds_config.json
+#include <zerorun/data.h>             // DataPosition: every sample exactly once, over restarts
 #include <zerorun/engine.h>           // initialize, Engine
 #include <zerorun/live_line.h>        // LiveLine: a line that shows how training goes
 #include <zerorun/optimizer.h>        // ZeroRedundancyOptimizer, enable_zero: without a config

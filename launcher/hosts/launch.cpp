@@ -36,6 +36,7 @@
 #include "launcher/pid_file.h"
 #include "launcher/program_path.h"
 #include "launcher/rank_labels.h"
+#include "launcher/restarts.h"
 #include "launcher/signals.h"
 
 namespace zerorun::launcher {
@@ -150,15 +151,21 @@ void add_surroundings(NodeOrder& order) {
   order.variables = merge_variables(forwarded_variables(inherited_environment()), read_environment_files());
 }
 
-int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** argv) {
-  const ThisMachine machine = inspect_machine(options.device);
+// The plan of the next attempt to run the job. It has a port, a secret, boards and log files of its own, so
+// that no process of an earlier one can join.
+JobPlan plan_attempt(const LaunchOptions& options, NodeOrder& order, const ThisMachine& machine) {
   MeetingPoint point{options.master_addr.empty() ? kThisHost : options.master_addr,
                      options.master_port.value_or(0)};
-  const int usable_gpus = check_gpus(order, machine, inherited_by_ranks(order));
   ListeningSocket listening = open_meeting_point(point.address, point.port, true);
   point.port = listening.port;
   order.token = random_token();
-  JobPlan plan = plan_node(order, point, machine, std::move(listening.fd));
+  return plan_node(order, point, machine, std::move(listening.fd));
+}
+
+int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** argv) {
+  const ThisMachine machine = inspect_machine(options.device);
+  const int usable_gpus = check_gpus(order, machine, inherited_by_ranks(order));
+  JobPlan plan = plan_attempt(options, order, machine);
   const int ranks = static_cast<int>(plan.environments.size());
 
   // Orphans of ranks become children of the launcher, not of process 1. The launcher ends and reaps them,
@@ -168,7 +175,19 @@ int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** ar
   Guardian guardian(argc, argv);
   Console console(rank_labels(order.nodes), options.quiet);
   console.information(machine_line(options, usable_gpus, ranks));
-  return Job(std::move(plan), console, signals, guardian).run();
+  Restarts restarts(options.max_restarts);
+  while (true) {
+    plan.judge = [&](const FailedAttempt& attempt) { return restarts.judge(attempt); };
+    int code = 0;
+    {
+      Job job(std::move(plan), console, signals, guardian);
+      code = job.run();
+      if (!restarts.take_due() || job.is_unwanted()) return code;
+    }
+    order.logs.attempt = restarts.count();
+    plan = plan_attempt(options, order, machine);
+    plan.describe_start = [&] { return restarts.describe_start(FailedAttempt::Clock::now()); };
+  }
 }
 
 // The addresses by which `hosts` may reach this host.
@@ -328,6 +347,12 @@ int launch(const LaunchOptions& given, int argc, char** argv) {
   const bool joined = options.node_rank || !options.rdzv_endpoint.empty();
   const Endpoint endpoint = joined ? choose_endpoint(options, place.placement) : Endpoint{};
   const Part part = choose_part(options, place, endpoint);
+  if (options.max_restarts > 0 && part != Part::alone) {
+    throw UserError(
+        "--max_restarts " + std::to_string(options.max_restarts) +
+        ": only the ranks of a job on one host are started again: leave it out, and let a script or "
+        "the batch system start the job again (docs/restarts.md)");
+  }
   const bool here = part != Part::starts || place.node.has_value();
   if (here && options.venv_script.empty()) {
     const std::string program = find_program(arguments.front());

@@ -52,8 +52,8 @@ or CUDA_VISIBLE_DEVICES is empty. Ranks may share GPUs over NCCL 2.30 or later, 
 
 Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, LOCAL_SIZE, CROSS_RANK (the number of its
 host), CROSS_SIZE (the number of hosts), MASTER_ADDR, MASTER_PORT, ZERORUN_JOB, ZERORUN_TIMEOUT, with --device
-ZERORUN_DEVICE, with --comm ZERORUN_COMM and, on machines with GPUs or with --include or --exclude,
-CUDA_VISIBLE_DEVICES. ZERORUN_JOB is this job's secret; with --node_rank set it to the same text on each host, otherwise
+ZERORUN_DEVICE, with --comm ZERORUN_COMM, after a restart ZERORUN_RESTARTS (how many there were) and, on machines with
+GPUs or with --include or --exclude, CUDA_VISIBLE_DEVICES. ZERORUN_JOB is this job's secret; with --node_rank set it to the same text on each host, otherwise
 the job is known by its port only. The port is reserved from the start, and rank 0 finds its socket in
 ZERORUN_LISTEN_FD.
 NCCL_LAUNCH_ORDER_IMPLICIT and NCCL_MULTI_RANK_GPU_ENABLE are set to 1 unless they are set already.
@@ -181,7 +181,7 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
                  "No effect on one host, where alone it is accepted")
       ->type_name("ADDRESS");
   app.add_option("--max_restarts,--max-restarts", values.restarts,
-                 "No effect, and only 0: a job is not restarted")
+                 "After a failure start all ranks again, at most N times (on one host); without it 0")
       ->type_name("N")
       ->check(checks::whole_number(0, kMostRanks));
   app.add_option("--monitor_interval,--monitor-interval,--start_method,--start-method", values.ignored,
@@ -326,12 +326,6 @@ void read_torchrun_values(const PlacementValues& values, LaunchOptions& options)
                             (values.standalone || options.node_rank || !options.rdzv_endpoint.empty() ||
                              !values.local_address.empty() || !options.ranks_by_kind.empty());
   if (options.this_host_alone) options.rdzv_endpoint.clear();
-  if (whole_number_in(values.restarts).value_or(0) > 0) {
-    throw UserError(
-        "--max_restarts " + values.restarts +
-        ": zerorun does not restart a job: leave it out, and let a script or the batch system start the "
-        "job again from its last checkpoint");
-  }
 }
 
 }  // namespace
@@ -376,6 +370,7 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   options.node_rank = whole_number_in(values.node_rank);
   options.master_port = whole_number_in(values.master_port);
   options.ssh_port = whole_number_in(values.ssh_port);
+  options.max_restarts = whole_number_in(values.restarts).value_or(0);
   if (!values.launcher.empty()) options.starter = parse_starter(CLI::detail::to_lower(values.launcher));
   options.launcher_args = CLI::detail::split_up(values.launcher_args);
   options.grace = std::chrono::milliseconds(std::llround(grace_seconds * 1000));

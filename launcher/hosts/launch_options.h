@@ -46,6 +46,7 @@ struct LaunchOptions {
   bool no_python = false;            // the program is run as it is, although its name ends in .py
   bool as_deepspeed = false;         // `import deepspeed` in the program finds the package zerorun
   bool pass_local_rank = false;      // the program gets --local_rank=N, as from DeepSpeed's launcher
+  int max_restarts = 0;              // how often the ranks are started again after a failure
   bool dry_run = false;              // print the ranks' commands instead of running them
   std::vector<std::string> command;  // the program and its arguments, untouched
 };

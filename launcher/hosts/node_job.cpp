@@ -87,6 +87,7 @@ JobEnvironment node_environment(const NodeOrder& order, const MeetingPoint& poin
   job.threads_per_rank = std::max(1, count_usable_cores() / static_cast<int>(slots.size()));
   job.visible_devices = visible_devices(order.slots_named, slots, machine);
   job.terminal = order.terminal;
+  job.restarts = order.logs.attempt;
   job.timeline = order.timeline;
   job.timeline_steps = order.timeline_steps;
   if (order.bind_cores) {

@@ -104,7 +104,8 @@ json order_json(const LogOptions& logs) {
           {"redirects", order_json(logs.redirects)},
           {"tee", order_json(logs.tee)},
           {"printed", logs.printed ? json(*logs.printed) : json()},
-          {"run", logs.run}};
+          {"run", logs.run},
+          {"attempt", logs.attempt}};
 }
 
 LogOptions log_options(const json& message) {
@@ -112,6 +113,7 @@ LogOptions log_options(const json& message) {
       message.at("one_file_folder"),    message.at("folder"), stream_choice(message.at("redirects")),
       stream_choice(message.at("tee")), std::nullopt,         message.at("run")};
   if (!message.at("printed").is_null()) logs.printed = indices_in(message["printed"]);
+  logs.attempt = index_in(message.at("attempt"));
   return logs;
 }
 

@@ -239,7 +239,8 @@ TEST_CASE("torchrun's and DeepSpeed's lines for one host are read as they mean i
   CHECK_THAT(mistake({"--standalone", "--hostfile", "h", "p"}), Contains("leave out --hostfile"));
   CHECK_THAT(mistake({"--nnodes=1:4", "p"}), Contains("fixed number of hosts") && Contains("'1:4'"));
   CHECK_THAT(mistake({"--nnodes=2", "--rdzv_endpoint=a:0", "p"}), Contains("cannot find a free port"));
-  CHECK_THAT(mistake({"--max_restarts=3", "p"}), Contains("zerorun does not restart a job"));
+  CHECK(options({"--max_restarts=3", "p"}).max_restarts == 3);
+  CHECK_THAT(mistake({"--max_restarts=-1", "p"}), Contains("found '-1'"));
   CHECK_THAT(mistake({"--nnodes=2", "--local_addr=a", "p"}), Contains("--local_addr"));
   CHECK_THAT(mistake({"--nproc_per_node=all", "p"}), Contains("gpu, cpu or auto; found 'all'"));
   for (const char* option :

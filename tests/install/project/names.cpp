@@ -158,6 +158,10 @@ void use_engine(const zerorun::Config& config, std::shared_ptr<zerorun::Communic
 
   const std::shared_ptr<zerorun::checkpoint::FolderLock> lock =
       zerorun::reserve_checkpoint_folder(folder / "checkpoints", *communicator);
+  zerorun::DataPosition position(10, 3);
+  engine.attach(position);
+  expect(!engine.load_newest(folder / "checkpoints"), "no checkpoint");
+  position.advance();
   engine.save_checkpoint(folder / "checkpoints", "one", zerorun::CheckpointOptions{.client_state = "7"});
   engine.wait_for_checkpoint();
   zerorun::LiveLine live(engine, {.steps = 1, .tokens_per_step = 2});
@@ -167,6 +171,8 @@ void use_engine(const zerorun::Config& config, std::shared_ptr<zerorun::Communic
   const zerorun::RestoredCheckpoint restored =
       engine.load_checkpoint(folder / "checkpoints", "one", zerorun::RestoreOptions{});
   expect(!progress.is_writing && restored.client_state == "7", "a checkpoint");
+  expect(position.samples(-1).front() == zerorun::shuffled_sample(0, 10, 3), "a position");
+  expect(zerorun::permute(0, 1, 5) == 0, "a permutation");
 
   try {
     *zerorun::EngineStateHandle(nullptr);

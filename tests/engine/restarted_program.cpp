@@ -1,0 +1,120 @@
+// A training for restarts_test: a rank of `zerorun --max_restarts`, which a test kills at any moment.
+//
+//   restarted_program FOLDER STEPS
+//
+// Rank R appends a line to FOLDER/rankR for each step: "STEP LOSS SAMPLE...", and times of its attempt as
+// "# began|read|stepped SECONDS". The last step waits until there is a file FOLDER/go.
+#include <fcntl.h>
+#include <torch/torch.h>
+#include <unistd.h>
+#include <zerorun/zerorun.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <string>
+#include <thread>
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+constexpr int64_t kData = 50;
+constexpr int64_t kWidth = 24;
+constexpr char kConfig[] = R"({
+  "train_micro_batch_size_per_gpu": 3,
+  "gradient_accumulation_steps": 2,
+  "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+  "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 40}},
+  "zero_optimization": {"stage": 2}
+})";
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    table = register_module("table", torch::nn::Embedding(kData, kWidth));
+    head = register_module("head", torch::nn::Linear(kWidth, 1));
+  }
+  // Dropout, so that the random generator's state must continue too.
+  at::Tensor loss(const at::Tensor& samples) {
+    const at::Tensor hidden = torch::dropout(torch::tanh(table(samples)), 0.2, true);
+    return (head(hidden).squeeze(1) - samples.to(torch::kFloat).sin()).square().mean();
+  }
+
+  torch::nn::Embedding table = nullptr;
+  torch::nn::Linear head = nullptr;
+};
+TORCH_MODULE(Net);
+
+// One write per line, so that a kill leaves no part of one.
+void append(const fs::path& file, const std::string& line) {
+  const int fd = ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  const std::string text = line + "\n";
+  if (fd < 0 || ::write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+    throw zerorun::UserError(file.string() + " cannot be written");
+  ::close(fd);
+}
+
+std::string seconds_now() {
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  std::ostringstream text;
+  text.precision(15);
+  text << now.count();
+  return text.str();
+}
+
+void await(const fs::path& file) {
+  const auto end = std::chrono::steady_clock::now() + 120s;
+  while (!fs::exists(file)) {
+    if (std::chrono::steady_clock::now() >= end) throw zerorun::UserError(file.string() + " does not come");
+    std::this_thread::sleep_for(10ms);
+  }
+}
+
+int run(const fs::path& folder, int64_t steps) {
+  at::set_num_threads(1);
+  const auto rank = zerorun::Environment::read().rank;
+  const fs::path log = folder / ("rank" + std::to_string(rank));
+  append(log, "# began " + seconds_now());
+  torch::manual_seed(11 + rank);
+  Net model;
+  zerorun::Engine engine = zerorun::initialize(*model, zerorun::parse_config(kConfig, "config", 2));
+  zerorun::DataPosition position(kData, 5);
+  engine.attach(position);
+  engine.load_newest(folder / "saves");
+  append(log, "# read " + seconds_now());
+  bool is_first = true;
+  while (engine.global_steps() < steps) {
+    const int64_t step = engine.global_steps();
+    if (step + 1 == steps) await(folder / "go");
+    std::ostringstream line;
+    line << step << std::hexfloat;
+    for (int micro_step = 0; micro_step < 2; ++micro_step) {
+      const std::vector<int64_t> samples = position.samples();
+      const at::Tensor loss = model->loss(torch::tensor(samples, torch::kLong));
+      engine.backward(loss);
+      engine.step();
+      position.advance();
+      line << ' ' << loss.item<float>();
+      for (const int64_t sample : samples) line << ' ' << sample;
+    }
+    append(log, line.str());
+    if (is_first) append(log, "# stepped " + seconds_now());
+    is_first = false;
+    if (step % 3 == 2) engine.save_checkpoint(folder / "saves", "", {.keep_last = 3});
+    std::this_thread::sleep_for(15ms);
+  }
+  engine.wait_for_checkpoint();
+  engine.save_16bit_model(folder, "end.safetensors");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return zerorun::run_program([&] {
+    if (argc != 3) throw zerorun::UserError("usage: restarted_program FOLDER STEPS");
+    return run(argv[1], std::atoll(argv[2]));
+  });
+}
