@@ -29,6 +29,7 @@ struct Meeting {
   std::vector<CollectiveCall> calls;
   std::vector<char> arrived;
   bool done = false;
+  bool agreed = false;  // set before `done`: all calls are alike
 };
 
 std::string describe_with_size(const CollectiveCall& call) {
@@ -123,8 +124,8 @@ class ThreadGroup {
     meetings_.erase(key);
     lock.unlock();
     const auto& calls = meeting->calls;
-    const bool agreed = std::ranges::all_of(calls, [&](const auto& other) { return agree(other, calls[0]); });
-    if (agreed) move_data(calls);  // otherwise each rank's wait() throws
+    meeting->agreed = std::ranges::all_of(calls, [&](const auto& other) { return agree(other, calls[0]); });
+    if (meeting->agreed) move_data(calls);  // otherwise each rank's wait() throws
     lock.lock();
     meeting->done = true;
     changed_.notify_all();
@@ -242,7 +243,13 @@ class ThreadWork : public Work {
 
   void wait() override {
     group_->await(*meeting_, rank_, Deadline(timeout_));
-    const CollectiveCall& mine = meeting_->calls[rank_];
+    CollectiveCall& mine = meeting_->calls[rank_];
+    if (meeting_->agreed) {
+      // This rank's thread lets go of its tensors, not the last rank's.
+      mine.input.reset();
+      mine.output.reset();
+      return;
+    }
     for (size_t rank = 0; rank < meeting_->calls.size(); ++rank) {
       const CollectiveCall& other = meeting_->calls[rank];
       if (agree(mine, other)) continue;

@@ -107,7 +107,8 @@ BackwardPasses::Start EngineState::begin_plain_backward() try {
         "loss.backward() under fp16 training without the loss scale: call engine.scale(loss).backward(), or "
         "engine.backward(loss)");
   }
-  memory.update(bytes_by_use());
+  // Not memory.update(): it asks the residency, whose lock a forward in another thread may hold while it
+  // waits for that of the reducer's hooks, which is held here.
   const auto steps = static_cast<double>(config.batch.gradient_accumulation_steps);
   return {.boundary = progress.is_last_backward(), .scale = static_cast<float>(1 / steps)};
 } catch (...) {
