@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <tuple>
@@ -31,6 +32,11 @@ class NoSyncScope {
   CoreEngine* core_;
   std::optional<Held> scope_;
 };
+
+std::tuple<py::bytes, std::string, std::map<std::string, at::Tensor>> as_tuple(RestoredCheckpoint restored) {
+  return {py::bytes(restored.path.string()), std::move(restored.client_state),
+          std::move(restored.client_tensors)};
+}
 
 template <typename Class>
 void bind_training(Class& engine) {
@@ -122,15 +128,25 @@ void bind_checkpoints(Class& engine) {
       .def("load_checkpoint",
            [](CoreEngine& core, const std::string& folder, const std::string& tag, bool strict,
               bool optimizer_states, bool counters) {
-             RestoredCheckpoint restored = [&] {
+             return as_tuple([&] {
                const InCall in_call;
                const py::gil_scoped_release no_gil;
                return core.get().load_checkpoint(
                    folder, tag,
                    {.strict = strict, .optimizer_states = optimizer_states, .counters = counters});
+             }());
+           })
+      .def("load_newest",
+           [](CoreEngine& core, const std::string& folder, bool strict, bool optimizer_states,
+              bool counters) -> std::optional<decltype(as_tuple({}))> {
+             std::optional<RestoredCheckpoint> restored = [&] {
+               const InCall in_call;
+               const py::gil_scoped_release no_gil;
+               return core.get().load_newest(
+                   folder, {.strict = strict, .optimizer_states = optimizer_states, .counters = counters});
              }();
-             return std::tuple(py::bytes(restored.path.string()), std::move(restored.client_state),
-                               std::move(restored.client_tensors));
+             if (!restored) return std::nullopt;
+             return as_tuple(std::move(*restored));
            })
       .def(
           "save_16bit_model",

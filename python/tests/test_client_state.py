@@ -156,6 +156,21 @@ def test_a_resumed_scheduler(tmp_path):
     assert engine.get_lr() == [pytest.approx(0.01)]
 
 
+def test_the_newest_whole_checkpoint_is_loaded(tmp_path):
+    engine = make(2)
+    assert engine.load_newest(tmp_path / "none") is None
+    step(engine)
+    engine.save_checkpoint(tmp_path, tag="first", client_state={"epoch": 1})
+    expected = step(engine)
+    engine.save_checkpoint(tmp_path, tag="second", client_state={"epoch": 2})
+    assert make(2).load_newest(tmp_path) == (str(tmp_path / "second"), {"epoch": 2})
+    damaged = next((tmp_path / "second").glob("*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    again = make(2)
+    assert again.load_newest(tmp_path) == (str(tmp_path / "first"), {"epoch": 1})
+    assert step(again) == expected and again.global_steps == 2
+
+
 def test_a_checkpoint_without_frozen_parameters_says_so(tmp_path, caplog):
     def frozen_base():
         model = net()

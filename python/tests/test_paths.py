@@ -48,7 +48,7 @@ def test_names_that_are_refused(stage, tmp_path):
     engine = make(stage)
     step(engine)
     calls = {"save_checkpoint": engine.save_checkpoint, "load_checkpoint": engine.load_checkpoint,
-             "save_16bit_model": engine.save_16bit_model}
+             "load_newest": engine.load_newest, "save_16bit_model": engine.save_16bit_model}
     for name, call in calls.items():
         with pytest.raises(UserError, match=rf"{name}\(\): the path .*/a\?b.* has a 0 byte"):
             call(f"{tmp_path}/a\0b")

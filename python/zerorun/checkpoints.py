@@ -72,12 +72,23 @@ class Checkpoints:
         if tag is None and not self._core.has_checkpoint(folder):
             log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", shown(load_dir))
             return None, None
+        return self._load(lambda *what: self._core.load_checkpoint(folder, folder_tag, *what), load_module_strict,
+                          load_optimizer_states, load_lr_scheduler_states, load_module_only)
+
+    def load_newest(self, load_dir):
+        """Returns (path, client_state) of the checkpoint that was saved last and is whole on all ranks; None if there is no
+        checkpoint. A damaged one is passed over, and the log warns (docs/restarts.md). A collective."""
+        folder = path_for_core(load_dir, "load_newest")
+        return self._load(lambda *what: self._core.load_newest(folder, *what), True, True, True, False)
+
+    def _load(self, load, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only):
         whole = not (load_module_only or self._config["computes_only"])
         # Without a schedule of the engine, learning rates and counts of steps are the optimizer's.
         counts = load_lr_scheduler_states or (load_optimizer_states and not self._runs_schedule)
-        found, text, tensors = self._core.load_checkpoint(folder, folder_tag, load_module_strict,
-                                                          load_optimizer_states and whole, counts and whole)
-        path = os.fsdecode(found)
+        found = load(load_module_strict, load_optimizer_states and whole, counts and whole)
+        if found is None:
+            return None
+        path, text, tensors = os.fsdecode(found[0]), *found[1:]
         state = states.read(text, tensors) or {}
         own = (_SCHEDULE_KEY, _OPTIMIZER_KEY, _SAMPLES_KEY)
         schedule, numbers, samples = (state.pop(key, None) if isinstance(state, dict) else None for key in own)

@@ -33,10 +33,15 @@ std::string earlier_lines(const std::string& file, int64_t first) {
 
 CsvLog::CsvLog(const std::string& file, int64_t first) : file_(file) {
   const std::string earlier = earlier_lines(file, first);
-  stream_.open(file);
+  // If this process is killed meanwhile, no earlier line may be lost.
+  const std::string opened = earlier.empty() ? file : file + ".partial";
+  stream_.open(opened);
   stream_.precision(std::numeric_limits<double>::max_digits10);
   stream_ << kHeader << '\n' << earlier;
   flush();
+  std::error_code error;
+  if (opened != file) std::filesystem::rename(opened, file, error);
+  if (error) throw UserError("--csv " + file + ": cannot be written: " + error.message());
 }
 
 void CsvLog::write(const StepRecord& record) {

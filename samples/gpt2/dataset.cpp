@@ -134,14 +134,13 @@ Dataset::Place Dataset::place(int64_t sample) const {
   return {source, block * shares_[source] + within};
 }
 
-Batch Dataset::batch(int64_t first, int64_t micro_step, int64_t rank) const {
-  const std::vector<int64_t> samples = samplers_.front().samples(first, micro_step, rank);
-  const auto rows = static_cast<int64_t>(samples.size());
+Batch Dataset::batch(const std::vector<int64_t>& numbers) const {
+  const auto rows = static_cast<int64_t>(numbers.size());
   const int64_t seq = options_.sampler.seq;
   Batch batch{at::empty({rows, seq}, at::kLong), {}};
   if (!options_.field.empty()) batch.attention_mask = at::zeros({rows, seq}, at::kLong);
   for (int64_t row = 0; row < rows; ++row) {
-    const auto [source, sample] = place(samples[static_cast<size_t>(row)]);
+    const auto [source, sample] = place(numbers[static_cast<size_t>(row)]);
     const int64_t offset = samplers_[source].offset(sample);
     sources_[source].copy(offset, seq, batch.tokens.mutable_data_ptr<int64_t>() + row * seq);
     if (batch.attention_mask.defined())
@@ -150,14 +149,19 @@ Batch Dataset::batch(int64_t first, int64_t micro_step, int64_t rank) const {
   return batch;
 }
 
+int64_t Dataset::samples() const {
+  int64_t samples = 0;
+  for (const Sampler& sampler : samplers_) samples += sampler.windows();
+  return samples;
+}
+
 std::string Dataset::description() const {
-  int64_t tokens = 0, windows = 0;
+  int64_t tokens = 0;
   for (const TokenFile& source : sources_) tokens += source.size();
-  for (const Sampler& sampler : samplers_) windows += sampler.windows();
   return std::to_string(options_.files.size()) + (options_.files.size() == 1 ? " file, " : " files, ") +
          with_commas(tokens) + " tokens" +
          (options_.sampler.sequential ? ", read from front to back"
-                                      : ", " + with_commas(windows) + " samples");
+                                      : ", " + with_commas(samples()) + " samples");
 }
 
 std::string Dataset::identity() const {

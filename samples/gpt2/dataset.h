@@ -40,8 +40,10 @@ class Dataset {
   Dataset(const DatasetOptions& options, const Tokenizer& tokenizer, zerorun::Communicator& communicator,
           bool makes_tokens);
 
-  /// Returns the samples of one rank in one micro-step of the step whose first sample has the number `first`.
-  Batch batch(int64_t first, int64_t micro_step, int64_t rank) const;
+  /// Returns the samples with these numbers (DataPosition::numbers()).
+  Batch batch(const std::vector<int64_t>& numbers) const;
+  /// Of all sources.
+  int64_t samples() const;
   int64_t train_batch_size() const { return samplers_.front().train_batch_size(); }
   /// "3 files, 123,456 tokens, 964 samples"
   std::string description() const;

@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 
@@ -25,6 +24,7 @@
 #include "samples/gpt2/options.h"
 #include "samples/gpt2/own_sources.h"
 #include "samples/gpt2/report.h"
+#include "samples/gpt2/resume.h"
 #include "samples/gpt2/weights.h"
 #include "samples/tokenizer/tokenizer_files.h"
 #include "samples/tokenizer/utf8.h"
@@ -65,30 +65,6 @@ Dataset open_data(const ProgramOptions& options, const Tokenizer& tokenizer, con
                  tokenizer, communicator, makes_tokens);
 }
 
-// The client state of a checkpoint: the identity of the data, and the number of the next sample.
-std::string client_state(const Dataset& data, int64_t next_sample) {
-  return nlohmann::json{{"data", data.identity()}, {"next_sample", next_sample}}.dump();
-}
-
-// Returns the number of the next sample to train on after a checkpoint. Throws UserError if the checkpoint's
-// run trained on other data.
-int64_t resume_data(const ProgramOptions& options, const Dataset& data, const std::string& client_state) {
-  if (options.new_data) return 0;
-  const auto state = nlohmann::json::parse(client_state, nullptr, /*allow_exceptions=*/false);
-  const bool is_ours = state.is_object() && state.contains("data") && state["data"].is_string() &&
-                       state.contains("next_sample") && state["next_sample"].is_number_integer();
-  if (!is_ours)
-    throw UserError("--resume " + options.resume +
-                    ": the checkpoint does not say which data it was trained on: start at the first sample "
-                    "of --data with --new-data");
-  if (state["data"] != data.identity())
-    throw UserError("--resume " + options.resume + ": the checkpoint was trained on other data (" +
-                    state["data"].get<std::string>() + "; now " + data.identity() +
-                    "): give the same files, tokenizer, --seq and --seed, or begin with the new ones' first "
-                    "sample by --new-data");
-  return state["next_sample"].get<int64_t>();
-}
-
 void introduce(const ProgramOptions& options, const Dataset& data, const Tokenizer& tokenizer,
                zerorun::Engine& engine, const Gpt2& model) {
   const int64_t parameters = model->numel();
@@ -125,16 +101,15 @@ at::Tensor to_device(const at::Tensor& tensor, c10::Device device) {
   return tensor.pin_memory().to(device, /*non_blocking=*/true);
 }
 
-// Starts one optimizer step, whose first sample has the number `first`. Calls finish_previous() after the
-// first forward.
+// Starts one optimizer step. Calls finish_previous() after the first forward.
 template <typename FinishPrevious>
-StartedStep start_step(int64_t first, Gpt2& model, zerorun::Engine& engine, const Dataset& data,
-                       const FinishPrevious& finish_previous) {
+StartedStep start_step(zerorun::DataPosition& position, Gpt2& model, zerorun::Engine& engine,
+                       const Dataset& data, const FinishPrevious& finish_previous) {
   const int64_t micro_steps = engine.config().batch.gradient_accumulation_steps;
   StartedStep step{.record = {.step = engine.global_steps()}, .loss = {}};
   at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(engine.device()));
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-    const Batch batch = data.batch(first, micro_step, engine.mesh().data().rank());
+    const Batch batch = data.batch(position.numbers());
     const at::Tensor loss = [&] {
       const zerorun::AutocastScope autocast = engine.autocast();
       return model->loss(to_device(batch.tokens, engine.device()),
@@ -149,19 +124,22 @@ StartedStep start_step(int64_t first, Gpt2& model, zerorun::Engine& engine, cons
     loss_sum += loss.detach();
     if (micro_step + 1 == micro_steps) step.loss = loss_sum.to(at::kCPU, /*non_blocking=*/true);
     engine.step();
+    position.advance();
   }
   return step;
 }
 
 // Likewise of a model that is divided among pipeline stages: one call runs all micro-steps.
-StartedStep start_divided_step(int64_t first, zerorun::Engine& engine, const Dataset& data) {
+StartedStep start_divided_step(zerorun::DataPosition& position, zerorun::Engine& engine,
+                               const Dataset& data) {
   StartedStep step{.record = {.step = engine.global_steps(),
                               .lr = engine.get_lr().front(),
                               .loss_scale = engine.loss_scale()},
                    .loss = {}};
   std::vector<zerorun::MicroBatch> window;
-  for (int64_t micro_step = 0; micro_step < engine.config().batch.gradient_accumulation_steps; ++micro_step) {
-    const Batch batch = data.batch(first, micro_step, engine.mesh().data().rank());
+  const int64_t micro_steps = engine.config().batch.gradient_accumulation_steps;
+  for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+    const Batch batch = data.batch(position.numbers(micro_step));
     zerorun::MicroBatch& samples = window.emplace_back();
     samples.inputs.push_back(to_device(batch.tokens, engine.device()));
     if (batch.attention_mask.defined())
@@ -170,6 +148,7 @@ StartedStep start_divided_step(int64_t first, zerorun::Engine& engine, const Dat
         to_device(Gpt2Impl::labels_of(batch.tokens, batch.attention_mask), engine.device()));
   }
   step.loss = engine.train_batch(window).to(at::kCPU, /*non_blocking=*/true);
+  position.advance(micro_steps);
   return step;
 }
 
@@ -204,7 +183,7 @@ void show_evaluation(const ProgramOptions& options, Gpt2& model, zerorun::Engine
 }
 
 void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, const Dataset& data,
-           int64_t next_sample, const std::vector<TokenFile>& held_out) {
+           zerorun::DataPosition& position, const std::vector<TokenFile>& held_out) {
   const bool talks = engine.communicator().rank() == 0;
   const int64_t first = engine.global_steps();
   std::optional<CsvLog> csv;
@@ -228,11 +207,10 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
   for (int64_t step = first; step < options.steps; ++step) {
     if (is_divided(engine)) {
       finish();
-      started = start_divided_step(next_sample, engine, data);
+      started = start_divided_step(position, engine, data);
     } else {
-      started = start_step(next_sample, model, engine, data, finish);
+      started = start_step(position, model, engine, data, finish);
     }
-    next_sample += data.train_batch_size();
     const bool ends = engine.should_stop() || step + 1 == options.steps;
     const auto is_due = [&](int64_t every) { return every > 0 && (step + 1) % every == 0; };
     const bool evaluates = is_due(options.eval_every) && !ends;
@@ -241,9 +219,8 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
     if (evaluates) live.end();
     if (evaluates) show_evaluation(options, model, engine, held_out);
     if (saves) {
-      engine.save_checkpoint(
-          options.save_dir, "",
-          {.client_state = client_state(data, next_sample), .keep_last = options.keep_last});
+      engine.save_checkpoint(options.save_dir, "",
+                             {.client_state = client_state(data), .keep_last = options.keep_last});
     }
     if (ends) break;
   }
@@ -364,16 +341,13 @@ int run(int argc, char** argv) {
   zerorun::Engine engine = zerorun::initialize(*model, config, initialize_options);
   const bool talks = environment.rank == 0;
   if (talks && !options->init.empty()) warn_of_dropout(options->init);
-  zerorun::RestoredCheckpoint restored;
-  int64_t next_sample = 0;
-  if (!options->resume.empty()) {
-    restored = engine.load_checkpoint(options->resume);
-    next_sample = resume_data(*options, data, restored.client_state);
-  }
+  zerorun::DataPosition position(data.samples(), options->model.seed);
+  engine.attach(position);
+  const zerorun::RestoredCheckpoint restored = resume(*options, data, engine, position);
   if (talks) introduce(*options, data, tokenizer, engine, model);
   if (talks && !restored.path.empty()) std::printf("resumed from %s\n", restored.path.c_str());
 
-  train(*options, model, engine, data, next_sample, held_out);
+  train(*options, model, engine, data, position, held_out);
   if (engine.should_stop()) {
     if (talks)
       std::printf("ended by SIGTERM after step %lld, which is saved\n",

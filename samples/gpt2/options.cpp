@@ -164,7 +164,9 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
   app.add_option("--save", options.save,
                  "where to write the trained model: a .safetensors file, or a Hugging Face folder")
       ->type_name("PATH");
-  app.add_option("--save-dir", options.save_dir, "folder for checkpoints; one is saved at the end")
+  app.add_option("--save-dir", options.save_dir,
+                 "folder for checkpoints; one is saved at the end. After a restart (zerorun --max_restarts) "
+                 "training goes on from the newest one there")
       ->type_name("DIR");
   app.add_option("--save-every", options.save_every,
                  "also save one every so many optimizer steps (0: never)");

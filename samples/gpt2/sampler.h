@@ -8,6 +8,8 @@
 //   order sequential  sample n starts at token n * seq, modulo (corpus size - seq)
 #pragma once
 
+#include <zerorun/data.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -45,8 +47,6 @@ class Sampler {
   SamplerOptions options_;
 };
 
-/// Returns the image of `index` under a pseudo-random permutation of [0, size). `key` selects the
-/// permutation.
-int64_t permute(int64_t index, int64_t size, uint64_t key);
+using zerorun::permute;
 
 }  // namespace samples

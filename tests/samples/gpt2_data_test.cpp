@@ -101,6 +101,30 @@ TEST_CASE("gpt2: samples are the same at every world size, and continue after a 
   CHECK(trainings.train(1, 2, "--data " + trainings.text + " " + resume + " --new-data").exit_code == 0);
 }
 
+TEST_CASE("gpt2: after a restart training goes on from the newest whole checkpoint of its folder") {
+  const Trainings trainings;
+  REQUIRE(
+      trainings.train(2, 2, trainings.tiny() + "--steps 8 --csv " + trainings.path("straight")).exit_code ==
+      0);
+  const std::string config = write_config(trainings.folder, 2, 1), saves = trainings.path("saves");
+  const std::string gpt2 = kBin + "gpt2 --deepspeed " + config + " --generate 0 " + trainings.tiny() +
+                           "--data " + trainings.text + " --save-dir " + saves + " --save-every 2 --csv " +
+                           trainings.path("log");
+  // The first attempt ends after step 5, and its last checkpoint gets damaged.
+  const std::string script = trainings.folder.write(
+      "job.sh", "[ -z \"$ZERORUN_RESTARTS\" ] || exec " + gpt2 + " --steps 8\n" + gpt2 +
+                    " --steps 5\n[ $RANK = 0 ] || exec sleep 60\nfor file in " + saves +
+                    "/global_step5/*.safetensors; do : >$file; done\nexit 3\n");
+  const Outcome restarted = run(
+      trainings.folder, "ZERORUN_DEVICE=cpu " + kBin + "zerorun --num_gpus 2 --max_restarts 2 sh " + script);
+  INFO(restarted.err);
+  REQUIRE(restarted.exit_code == 0);
+  CHECK_THAT(restarted.err, Contains("restart 1 of 2: rank 0 exited with code 3 in step 6") &&
+                                Contains("damaged and passed over") && Contains("global_step5/"));
+  CHECK_THAT(restarted.out, Contains("resumed from " + saves + "/global_step4"));
+  CHECK(trainings.losses("log") == trainings.losses("straight"));  // equal to the bit
+}
+
 TEST_CASE("gpt2: texts of a JSON field are padded rows") {
   const Trainings trainings;
   std::string lines;
