@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/listening.h"
 #include "base/route.h"
+#include "base/unique_fd.h"
 #include "launcher/console.h"
 #include "launcher/guardian.h"
 #include "launcher/hosts/agent.h"
@@ -152,11 +153,14 @@ void add_surroundings(NodeOrder& order) {
 }
 
 // The plan of the next attempt to run the job. It has a port, a secret, boards and log files of its own, so
-// that no process of an earlier one can join.
-JobPlan plan_attempt(const LaunchOptions& options, NodeOrder& order, const ThisMachine& machine) {
+// that no process of an earlier one can join. `claim`: keeps other jobs from the port while it is open.
+JobPlan plan_attempt(const LaunchOptions& options, NodeOrder& order, const ThisMachine& machine,
+                     UniqueFd& claim) {
+  claim.reset();  // the user may have chosen the port
   MeetingPoint point{options.master_addr.empty() ? kThisHost : options.master_addr,
                      options.master_port.value_or(0)};
   ListeningSocket listening = open_meeting_point(point.address, point.port, true);
+  claim = std::move(listening.claim);
   point.port = listening.port;
   order.token = random_token();
   return plan_node(order, point, machine, std::move(listening.fd));
@@ -165,7 +169,8 @@ JobPlan plan_attempt(const LaunchOptions& options, NodeOrder& order, const ThisM
 int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** argv) {
   const ThisMachine machine = inspect_machine(options.device);
   const int usable_gpus = check_gpus(order, machine, inherited_by_ranks(order));
-  JobPlan plan = plan_attempt(options, order, machine);
+  UniqueFd claim;
+  JobPlan plan = plan_attempt(options, order, machine, claim);
   const int ranks = static_cast<int>(plan.environments.size());
 
   // Orphans of ranks become children of the launcher, not of process 1. The launcher ends and reaps them,
@@ -185,7 +190,7 @@ int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** ar
       if (!restarts.take_due() || job.is_unwanted()) return code;
     }
     order.logs.attempt = restarts.count();
-    plan = plan_attempt(options, order, machine);
+    plan = plan_attempt(options, order, machine, claim);
     plan.describe_start = [&] { return restarts.describe_start(FailedAttempt::Clock::now()); };
   }
 }

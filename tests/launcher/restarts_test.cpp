@@ -9,6 +9,7 @@
 #include <iterator>
 #include <string>
 
+#include "base/listening.h"
 #include "base/memory_report.h"
 #include "tests/launcher/launched.h"
 
@@ -169,6 +170,23 @@ TEST_CASE("SIGTERM to the launcher at any moment of its restarts ends the job") 
     CHECK((result.exit_code == 3 || result.exit_code == 128 + SIGTERM));
     job.wait_until_nothing_is_left();
   }
+}
+
+TEST_CASE("a port that the user has chosen stays, and is kept from other jobs, after a restart too") {
+  const std::string port = std::to_string(zerorun::listen_on("127.0.0.1", 0).port);
+  Launched job({.options = {"--num_gpus", "2", "--master_port", port, "--max_restarts", "1"},
+                .script = "[ -n \"$ZERORUN_RESTARTS\" ] || { " + kWaits +
+                          "exit 3; }\necho port $MASTER_PORT; : >$DIR/up$RANK\n"
+                          "while [ ! -e $DIR/go ]; do sleep 0.02; done"});
+  job.wait_for_file("up0");
+  const Result other = Launched({.options = {"--master_port", port}, .script = "echo ran"}).finish();
+  CHECK(other.exit_code == 2);
+  CHECK_THAT(other.err, Contains(port) && Contains("the port is in use"));
+  job.create_file("go");
+  const Result result = job.finish();
+  CHECK(result.exit_code == 0);
+  CHECK_THAT(result.out, Contains("port " + port));
+  job.wait_until_nothing_is_left();
 }
 
 TEST_CASE("ranks that have been started again end with a killed launcher") {
