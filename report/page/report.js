@@ -109,7 +109,11 @@
   const kSeries = {parameters: 0, gradients: 1, master: 5, moments: 2, buckets: 3, buffers: 6, gathered: 4, 'on host': 7, all: 0,
     formula: 6};
   const kPatterns = {formula: [6, 4], B: [7, 3]};
-  const seriesColours = (figure) => figure.labels.map((label, place) => colour('c' + (kSeries[label] ?? (place + (figure.id.startsWith('sent') ? 1 : 0)) % 8)));
+  // Kinds of collectives have the colours after that of their sum.
+  const seriesColours = (figure) => {
+    const first = figure.id.startsWith('sent') ? 1 : 0;
+    return figure.labels.map((label, place) => colour('c' + (kSeries[label] ?? (place + first) % 8)));
+  };
 
   function legend(figure, shown) {
     const fragment = document.createDocumentFragment();
@@ -134,7 +138,8 @@
     const caption = make('figcaption', {}, figure.about);
     if (notFinite.length) {
       caption.append(' ', make('span', {style: 'color: var(--failed)'}, '▲'), ' infinite or NaN: ',
-                     notFinite.length > 5 ? plural(notFinite.length, 'point', 'points') : 'step ' + notFinite.map((row) => number(row[0])).join(', '), '.');
+                     notFinite.length > 5 ? plural(notFinite.length, 'point', 'points')
+                       : 'step ' + notFinite.map((row) => number(row[0])).join(', '), '.');
     }
     const points = plural(figure.rows.length, 'point', 'points') +
       (figure.rows.length < figure.steps ? ' of ' + plural(figure.steps, 'step', 'steps') + ', with the extremes' : '');
@@ -160,7 +165,8 @@
       drawPoints: rows.length < 3,
       pointSize: 3,
       strokeWidth: 1.6,
-      series: Object.fromEntries(figure.labels.filter((label) => kPatterns[label]).map((label) => [label, {strokePattern: kPatterns[label]}])),
+      series: Object.fromEntries(figure.labels.filter((label) => kPatterns[label])
+        .map((label) => [label, {strokePattern: kPatterns[label]}])),
       highlightCircleSize: 3,
       axisLabelFontSize: 12,
       xRangePad: 6,
@@ -218,10 +224,13 @@
       element.append(make('div', {class: bar.own ? 'bar own' : 'bar'}, make('span', {}, bar.label), track,
                           make('span', {class: 'value'}, number(sum(bar), 4))));
     }
-    element.append(make('figcaption', {}, 'Measured on rank 0 at the step with the most, beside the formula of the ZeRO paper for each stage on as many ranks, ' +
+    element.append(make('figcaption', {}, 'Measured on rank 0 at the step with the most, beside the formula of the ZeRO paper for ' +
+      'each stage on as many ranks, ' +
       'with the bytes that a parameter has in this run. The rest: buckets, buffers and gathered parameters. Bold: this run and its stage.' +
-      (run.shares_parameters ? ' The ranks share one copy of the parameters in their host\'s memory, so stages 1 and 2 divide these too.' : '')));
-    element.append(tableBeside('Table: ' + run.bars.length + ' bars', ['', ...kParts], () => run.bars.map((bar) => [bar.label, ...bar.values])));
+      (run.shares_parameters ? ' The ranks share one copy of the parameters in their host\'s memory, so stages 1 and 2 divide ' +
+        'these too.' : '')));
+    element.append(tableBeside('Table: ' + run.bars.length + ' bars', ['', ...kParts],
+                               () => run.bars.map((bar) => [bar.label, ...bar.values])));
     return element;
   }
 
@@ -280,10 +289,12 @@
                        (skipped ? plural(skipped, 'skipped step', 'skipped steps') : 'no skipped step') + '.'));
     if (notes.length) parent.append(make('ul', {}, ...notes.map((note) => make('li', {}, note))));
     if (!events.length) return;
+    const when = (step, what) => what === 'start' ? 'before step ' + number(step + 1) : 'after step ' + number(step);
     const row = ([run, time, step, what, text]) => make('tr', what === 'failure' ? {class: 'failure'} : {},
-      ...(several ? [run] : []).concat([time.replace('T', ' ').replace('Z', ' UTC'), what === 'start' ? 'before step ' + number(step + 1) : 'after step ' + number(step), what + (text ? ': ' + text : '')])
+      ...(several ? [run] : []).concat([time.replace('T', ' ').replace('Z', ' UTC'), when(step, what), what + (text ? ': ' + text : '')])
         .map((cell) => make('td', {}, cell)));
-    parent.append(make('div', events.length > 12 ? {class: 'scroll', tabindex: '0'} : {}, make('table', {class: 'events'}, make('tbody', {}, ...events.map(row)))));
+    parent.append(make('div', events.length > 12 ? {class: 'scroll', tabindex: '0'} : {},
+                       make('table', {class: 'events'}, make('tbody', {}, ...events.map(row)))));
   }
 
   function addComparison() {
@@ -308,10 +319,12 @@
   addEvents();
   if (data.figures.length) {
     const training = section('training', 'Training');
-    training.append(make('p', {class: 'quiet small'}, 'All figures are over optimizer steps. Drag across one to zoom all of them, double-click to zoom out. Point at a curve to read its values.'));
+    training.append(make('p', {class: 'quiet small'}, 'All figures are over optimizer steps. Drag across one to zoom all of them, ' +
+      'double-click to zoom out. Point at a curve to read its values.'));
     if (marks.length) training.append(keyOfMarks());
     if (!figuresOf('loss').length)
-      training.append(make('p', {}, 'There is no loss in the log: the program calls loss.backward() itself. It may call engine.backward(loss) instead.'));
+      training.append(make('p', {}, 'There is no loss in the log: the program calls loss.backward() itself. ' +
+        'It may call engine.backward(loss) instead.'));
     figures(training, figuresOf('loss', 'norm', 'lr', 'scale'));
     figures(section('speed', 'Speed'), figuresOf('speed', 'seconds'));
     figures(section('memory', 'Memory'), figuresOf('memory'), data.runs.filter((run) => run.bars.length).map(bars));
@@ -323,8 +336,9 @@
   section('job', 'Ranks and hosts').append(facts(data.job));
   addConfiguration();
   const parameters = section('parameters', 'Parameters');
-  for (const run of several && JSON.stringify(data.runs[0].parameters) === JSON.stringify(data.runs[1].parameters) ? data.runs.slice(0, 1) : data.runs) {
-    parameters.append(tableBeside(plural(run.parameters.length, 'tensor', 'tensors') + (several ? ' of ' + run.name : ''),
+  const sameModel = several && JSON.stringify(data.runs[0].parameters) === JSON.stringify(data.runs[1].parameters);
+  for (const run of sameModel ? data.runs.slice(0, 1) : data.runs) {
+    parameters.append(tableBeside(plural(run.parameters.length, 'tensor', 'tensors') + (several && !sameModel ? ' of ' + run.name : ''),
       ['elements', 'shape', 'trained', 'name'], () => run.parameters.map(([name, shape, elements, trained]) =>
         [elements, shape.join(' × ') || 'one number', trained ? 'yes' : 'no', name])));
   }

@@ -45,7 +45,8 @@
       for (const one of ancestors(node)) {
         const style = getComputedStyle(one), outer = one.getBoundingClientRect();
         // Letters are lower than their line's box.
-        const isOutside = box.left < outer.left - 1 || box.right > outer.right + 1 || box.top < outer.top - 4 || box.bottom > outer.bottom + 4;
+        const isOutside = box.left < outer.left - 1 || box.right > outer.right + 1 || box.top < outer.top - 4 ||
+          box.bottom > outer.bottom + 4;
         if (one !== document.body && one !== document.documentElement && clips(style) && isOutside && !scrolls(style))
           problems.push(`cut: ${describe(node.data)} by <${one.tagName.toLowerCase()} class="${one.className}">`);
         if (!scrolls(style)) continue;
@@ -53,7 +54,8 @@
                  top: Math.max(shown.top, outer.top), bottom: Math.min(shown.bottom, outer.bottom)};
       }
       // The head of a table stays where it is while its rows scroll below it.
-      if (shown.right - shown.left > 1 && shown.bottom - shown.top > 1) lines.push({...shown, node, sticks: Boolean(node.parentElement.closest('thead'))});
+      if (shown.right - shown.left > 1 && shown.bottom - shown.top > 1)
+        lines.push({...shown, node, sticks: Boolean(node.parentElement.closest('thead'))});
     }
   }
   lines.sort((a, b) => a.top - b.top);
