@@ -110,7 +110,9 @@ std::shared_ptr<zerorun::Communicator> use_communicator() {
   for (int kind = 0; kind < zerorun::kCollectiveKinds; ++kind)
     expect(volume.elements(static_cast<zerorun::Collective>(kind)) == 0, "one rank sends nothing");
 
-  const zerorun::CollectiveCall call{zerorun::Collective::broadcast, sum, sum, 0, "a label", ""};
+  zerorun::CollectiveCall call{zerorun::Collective::broadcast, sum, sum, 0, "a label", ""};
+  call.sum_groups = zerorun::SumGroups();
+  expect(call.groups().empty(), "sums of all ranks in one order");
   expect(zerorun::describe(call) == zerorun::name_of(call.kind) + std::string(" of a label"), "describe()");
   expect(zerorun::describe_disagreement(0, "one", 1, "two").starts_with("ranks disagree"), "a disagreement");
   zerorun::check_not_forked(zerorun::HomeProcess(), 0, "a program");
