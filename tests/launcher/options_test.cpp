@@ -78,7 +78,8 @@ TEST_CASE("options are read in DeepSpeed's and in torchrun's spelling") {
   CHECK_FALSE(options({"--as_deepspeed", "--pass_local_rank", "--no_local_rank", "a.py"}).pass_local_rank);
   for (const char* device : {"auto", "cpu", "cuda"})
     CHECK(options({"--device", device, "prog"}).device == device);
-  for (const char* comm : {"auto", "shm", "two-level", "gloo"}) CHECK(options({"--comm", comm, "prog"}).comm == comm);
+  for (const char* comm : {"auto", "shm", "two-level", "gloo"})
+    CHECK(options({"--comm", comm, "prog"}).comm == comm);
 }
 
 TEST_CASE("an empty text after = is the option's value, and an option is no value") {
