@@ -1,4 +1,5 @@
 #include <catch2/catch.hpp>
+#include <limits>
 #include <string>
 
 #include "base/error.h"
@@ -25,6 +26,17 @@ TEST_CASE("zerorun.mesh gives the sizes, and only data ranks count for batch siz
   CHECK_THAT(config.resolved, Contains(R"("data": 2)"));
   CHECK(parse_config(text_with("{}"), "conf", 8).mesh == MeshSizes{.data = 8, .tensor = 1, .pipeline = 1});
   CHECK(!parse_config(R"({"train_batch_size": 8})", "conf", 8).mesh);
+}
+
+TEST_CASE("zerorun.sum_group is a number of ranks; without it the transport chooses") {
+  const auto read = [](const std::string& value) {
+    return parse_config(R"({"train_batch_size": 8, "zerorun": {"sum_group": )" + value + "}}", "conf", 8)
+        .sum_group;
+  };
+  CHECK(parse_config(R"({"train_batch_size": 8})", "conf", 8).sum_group == 0);
+  CHECK(read("2") == 2);
+  CHECK(read("9000000000") == std::numeric_limits<int>::max());
+  CHECK_THROWS_WITH(read("0"), Catch::Contains("zerorun.sum_group") && Catch::Contains("at least 1"));
 }
 
 TEST_CASE("the program's mesh stands in for zerorun.mesh, and must be the same as one that is there") {
