@@ -102,6 +102,8 @@ std::string encode(const RankOutput& output);
 /// Throws Error if `payload` is not a valid Message.
 template <typename Message>
 Message decode(std::string_view payload);
+template <>
+RankOutput decode(std::string_view payload);
 
 /// Text with each host of a job and its number of ranks: shows whether two launchers were started for the
 /// same job.
