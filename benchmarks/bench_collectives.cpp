@@ -25,6 +25,7 @@
 #include "benchmarks/local_ranks.h"
 #include "comm/connect/rendezvous.h"
 #include "comm/gloo/gloo_communicator.h"
+#include "comm/meeting/store.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 
 namespace zerorun {
