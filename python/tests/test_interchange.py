@@ -60,10 +60,15 @@ def test_losses_are_those_of_cpp_to_the_bit(comm, precisions, tmp_path):
 
 
 def test_cpp_python_cpp(tmp_path):
-    conf, a, b = config(3, "fp32"), tmp_path / "a", tmp_path / "b"
+    conf, a, b, c = config(3, "fp32"), tmp_path / "a", tmp_path / "b", tmp_path / "c"
     alone = train_in_cpp(tmp_path, "alone", conf, "--steps", 9, "--save-dir", a, "--save-every", 3)
     (a / "latest").write_text("global_step3")
     state = json.loads((a / "global_step6/manifest.json").read_text())["client_state"]
-    job = {"config": conf, "source": str(a), "steps": 3, "target": str(b), "client_state": state}
-    assert train_in_python(tmp_path, [job]) == [alone[3:6]]
+    job = {"config": conf, "source": str(a), "steps": 3}
+    # The loop in Python has no position in the data, so it says how many samples all ranks have used: 2 ranks x 2.
+    jobs = [{**job, "target": str(b), "client_state": {**state, "next_sample": 6 * 4}},
+            {**job, "target": str(c), "client_state": state}]
+    assert train_in_python(tmp_path, jobs) == [alone[3:6]] * 2
     assert train_in_cpp(tmp_path, "resumed", conf, "--steps", 9, "--resume", b) == alone[6:]
+    with pytest.raises(AssertionError, match="does not say how far its run came in the data"):
+        train_in_cpp(tmp_path, "without a position", conf, "--steps", 9, "--resume", c)

@@ -9,9 +9,10 @@ namespace {
 
 using zerorun::UserError;
 
-// Throws UserError if the checkpoint's run trained on other data. `flag`: where the checkpoint was found.
+// Throws UserError if the checkpoint's run trained on other data, or if nothing says how far it came. `flag`:
+// where the checkpoint was found.
 void check_data(const std::string& flag, const Dataset& data, const std::string& client_state,
-                zerorun::DataPosition& position) {
+                const zerorun::Engine& engine, zerorun::DataPosition& position) {
   const auto state = nlohmann::json::parse(client_state, nullptr, /*allow_exceptions=*/false);
   const bool is_ours = state.is_object() && state.contains("data") && state["data"].is_string();
   if (!is_ours)
@@ -26,6 +27,11 @@ void check_data(const std::string& flag, const Dataset& data, const std::string&
   // Checkpoints of earlier versions have the position here.
   if (state.contains("next_sample") && state["next_sample"].is_number_integer())
     position.set_used(state["next_sample"].get<int64_t>());
+  if (position.used() == 0 && engine.global_steps() > 0)
+    throw UserError(
+        flag +
+        ": the checkpoint does not say how far its run came in the data: start at the first sample "
+        "of --data with --new-data");
 }
 
 }  // namespace
@@ -38,7 +44,7 @@ zerorun::RestoredCheckpoint resume(const ProgramOptions& options, const Dataset&
                                    zerorun::Engine& engine, zerorun::DataPosition& position) {
   if (std::getenv("ZERORUN_RESTARTS") != nullptr && !options.save_dir.empty()) {
     if (auto own = engine.load_newest(options.save_dir)) {
-      check_data("--save-dir " + options.save_dir, data, own->client_state, position);
+      check_data("--save-dir " + options.save_dir, data, own->client_state, engine, position);
       return std::move(*own);
     }
   }
@@ -47,7 +53,7 @@ zerorun::RestoredCheckpoint resume(const ProgramOptions& options, const Dataset&
   if (options.new_data) {
     position.set_used(0);
   } else {
-    check_data("--resume " + options.resume, data, restored.client_state, position);
+    check_data("--resume " + options.resume, data, restored.client_state, engine, position);
   }
   return restored;
 }
