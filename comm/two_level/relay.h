@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -27,8 +28,9 @@ struct TwoPhases {
   virtual ~TwoPhases() = default;
   /// Starts the second phase and returns its works.
   virtual Works start_second() = 0;
-  /// Called when both phases are over, or one has failed.
+  /// Called when both phases are over.
   virtual void finish() = 0;
+  /// Called instead if something has failed.
   virtual void fail(const std::string& error) noexcept = 0;
 
   const Collective kind;

@@ -20,10 +20,12 @@ struct Use {
   explicit Use(Levels given)
       : levels(std::move(given)),
         scratch([host = levels.host](int64_t bytes) { return host->allocate(bytes, at::kByte); }),
-        relay(levels.host->timeout(), [this] {
-          std::string failure = levels.host->announced_failure();
-          return failure.empty() ? levels.across->announced_failure() : failure;
-        }) {}
+        relay(levels.host->timeout(), [this] { return announced_failure(); }) {}
+
+  std::string announced_failure() const noexcept {
+    std::string failure = levels.host->announced_failure();
+    return failure.empty() ? levels.across->announced_failure() : failure;
+  }
 };
 
 class TwoLevelCollective : public TwoPhases {
@@ -194,10 +196,7 @@ class TwoLevelCommunicator : public Communicator {
 
   std::string transport() const override { return "shared memory on each host, Gloo between hosts"; }
 
-  std::string announced_failure() noexcept override {
-    std::string failure = host().announced_failure();
-    return failure.empty() ? across().announced_failure() : failure;
-  }
+  std::string announced_failure() noexcept override { return use_->announced_failure(); }
   void note_failure(const std::string& error) noexcept override { across().note_failure(error); }
 
   std::unique_ptr<Notices> open_notices() override {
