@@ -31,10 +31,16 @@ def launcher(kind, ranks):
     raise ValueError(kind)
 
 
+RESERVED = []
+
+
 def free_port():
-    with socket.socket() as listening:
-        listening.bind(("", 0))
-        return listening.getsockname()[1]
+    """Returns a port that stays reserved: only a socket with SO_REUSEADDR, as torchrun's, can listen there."""
+    reserved = socket.socket()
+    reserved.bind(("", 0))
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    RESERVED.append(reserved)
+    return reserved.getsockname()[1]
 
 
 def run_several(lists, **more):

@@ -8,9 +8,11 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <deque>
 #include <stdexcept>
 
 #include "base/error.h"
+#include "base/listening.h"
 
 namespace zerorun::testing {
 namespace {
@@ -139,9 +141,10 @@ std::vector<Ending> run_processes(int count, const ProcessBody& body, int awaite
 }
 
 int free_port() {
-  int port = 0;
-  close(bind_any_port(port));
-  return port;
+  constexpr size_t kKept = 64;  // more than there are jobs at once; some programs ask for thousands
+  static std::deque<ListeningSocket> reserved;
+  if (reserved.size() == kKept) reserved.pop_front();
+  return reserved.emplace_back(reserve_port("127.0.0.1", 0)).port;
 }
 
 OccupiedPort::OccupiedPort() : socket_(bind_any_port(port_)) {

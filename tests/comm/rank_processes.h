@@ -33,7 +33,8 @@ std::vector<std::vector<Ending>> run_jobs(const std::vector<ProcessJob>& jobs,
 std::vector<Ending> run_processes(int count, const ProcessBody& body, int awaited = -1,
                                   std::chrono::seconds limit = std::chrono::seconds(120));
 
-/// Returns a TCP port of 127.0.0.1 on which nobody listens.
+/// Returns a TCP port of 127.0.0.1 on which nobody listens. It stays reserved while the test program
+/// runs, or until it has asked for 64 more: two jobs that got one port would meet each other.
 int free_port();
 
 /// Listens on a free port of 127.0.0.1 until it is destroyed.
