@@ -1,7 +1,8 @@
 // The sizes of a grid of ranks, and a rank's coordinates in it: data x tensor x pipeline. Tensor coordinates
 // change fastest, so tensor ranks are neighbours on one host, then data, then pipeline (DeepSpeed's order:
 // runtime/pipe/topology.py, PipeModelDataParallelTopology). Plain values without LibTorch; any thread.
-// comm/mesh.h has the communicators.
+// comm/mesh.h has the communicators. With `replicate`, each group of consecutive data ranks, a replica, has
+// all of the model's slices.
 #pragma once
 
 #include <string>
@@ -17,12 +18,17 @@ struct MeshSizes {
   int data = 0;
   int tensor = 1;
   int pipeline = 1;
+  int replicate = 1;  // the number of replicas among the data ranks
 
   bool operator==(const MeshSizes&) const = default;
+  /// The number of data ranks of a replica, among which states are sliced. The sizes are resolved.
+  int shards() const { return data / replicate; }
   /// The same, with the data size that `world_size` ranks give. Throws UserError if the sizes do not multiply
-  /// to `world_size`.
+  /// to `world_size`, or if `replicate` does not divide the data ranks.
   MeshSizes resolved(int world_size) const;
 };
+/// `sizes`, with the replicas of `other` if `sizes` names none.
+MeshSizes with_replicas_of(const MeshSizes& other, MeshSizes sizes);
 /// The size of one axis.
 int size_along(MeshAxis axis, const MeshSizes& sizes);
 

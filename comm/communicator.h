@@ -163,6 +163,9 @@ class Communicator {
   /// all ranks. The same on all ranks, while no collective is in flight. Later parts, made by split(), take
   /// it over.
   virtual void set_sum_group(int ranks);
+  /// The number of consecutive ranks of the job that sums over CPU tensors add first; 0: one order of all
+  /// ranks.
+  virtual int sum_group() const { return sum_groups_ ? sum_group_ : 0; }
 
   /// Makes a communicator of each of `groups`, and returns the one of this rank's group. `groups` is the same
   /// on all ranks of this communicator, each of which is in exactly one group: ranks are numbers in this

@@ -1,6 +1,8 @@
 #include "comm/mesh.h"
 
+#include <algorithm>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,25 +19,64 @@ MeshCoordinates without(MeshAxis axis, MeshCoordinates coordinates) {
   return coordinates;
 }
 
-// "data group at tensor 1, pipeline 0"
-std::string name_of_group(MeshAxis axis, const MeshCoordinates& coordinates, const MeshSizes& sizes) {
+// " at tensor 1, pipeline 0": the coordinates along the other axes.
+std::string place_beside(MeshAxis axis, const MeshCoordinates& coordinates, const MeshSizes& sizes) {
   MeshSizes others = sizes;
   (axis == MeshAxis::data ? others.data : axis == MeshAxis::tensor ? others.tensor : others.pipeline) = 1;
   const std::string place = describe(coordinates, others);
-  return std::string(name_of(axis)) + " group" + (place.empty() ? "" : " at " + place);
+  return place.empty() ? "" : " at " + place;
 }
 
-std::vector<RankGroup> groups_along(MeshAxis axis, const MeshSizes& sizes, int world_size) {
+// "data group at tensor 1, pipeline 0"
+std::string name_of_group(MeshAxis axis, const MeshCoordinates& coordinates, const MeshSizes& sizes) {
+  return std::string(name_of(axis)) + " group" + place_beside(axis, coordinates, sizes);
+}
+
+// Groups of the ranks that have the same `key`, by their first ranks. `name`: of a group, by its first rank's
+// coordinates.
+template <typename KeyOf, typename NameOf>
+std::vector<RankGroup> groups_by(const MeshSizes& sizes, int world_size, const KeyOf& key,
+                                 const NameOf& name) {
   std::map<int, RankGroup> groups;  // by their first rank
   for (int rank = 0; rank < world_size; ++rank) {
     const MeshCoordinates coordinates = coordinates_of(rank, sizes);
-    RankGroup& group = groups[rank_at(without(axis, coordinates), sizes)];
-    if (group.ranks.empty()) group.name = name_of_group(axis, coordinates, sizes);
+    RankGroup& group = groups[rank_at(key(coordinates), sizes)];
+    if (group.ranks.empty()) group.name = name(coordinates);
     group.ranks.push_back(rank);
   }
   std::vector<RankGroup> in_order;
   for (auto& [first, group] : groups) in_order.push_back(std::move(group));
   return in_order;
+}
+
+std::vector<RankGroup> groups_along(MeshAxis axis, const MeshSizes& sizes, int world_size) {
+  return groups_by(
+      sizes, world_size, [&](const MeshCoordinates& of) { return without(axis, of); },
+      [&](const MeshCoordinates& of) { return name_of_group(axis, of, sizes); });
+}
+
+// "shard group of replica 1 at tensor 0, pipeline 1"
+std::vector<RankGroup> shard_groups(const MeshSizes& sizes, int world_size) {
+  auto first = [&](MeshCoordinates of) {
+    of.data -= of.data % sizes.shards();
+    return of;
+  };
+  return groups_by(sizes, world_size, first, [&](const MeshCoordinates& of) {
+    return "shard group of replica " + std::to_string(of.data / sizes.shards()) +
+           place_beside(MeshAxis::data, of, sizes);
+  });
+}
+
+// "replica group of shard 0 at tensor 0, pipeline 1"
+std::vector<RankGroup> replica_groups(const MeshSizes& sizes, int world_size) {
+  auto first = [&](MeshCoordinates of) {
+    of.data %= sizes.shards();
+    return of;
+  };
+  return groups_by(sizes, world_size, first, [&](const MeshCoordinates& of) {
+    return "replica group of shard " + std::to_string(of.data % sizes.shards()) +
+           place_beside(MeshAxis::data, of, sizes);
+  });
 }
 
 }  // namespace
@@ -55,6 +96,27 @@ Mesh::Mesh(std::shared_ptr<Communicator> world, const MeshSizes& sizes)
     const bool whole = size_along(axis, sizes_) == ranks;
     axes_[static_cast<size_t>(axis)] = whole ? world_ : world_->split(groups_along(axis, sizes_, ranks));
   }
+  if (!has_replicas()) return;
+  shards_ = world_->split(shard_groups(sizes_, ranks));
+  replicas_ = world_->split(replica_groups(sizes_, ranks));
+}
+
+void Mesh::make_near_groups(int ranks) {
+  std::vector<RankGroup> groups;
+  for (int rank = 0; rank < shards().world_size(); ++rank) {
+    if (rank % ranks == 0)
+      groups.push_back({.name = "hpZ group " + std::to_string(rank / ranks), .ranks = {}});
+    groups.back().ranks.push_back(rank);
+  }
+  near_ = shards().split(groups);
+}
+
+std::vector<Communicator*> Mesh::communicators() const {
+  std::vector<Communicator*> all{world_.get()};
+  for (const auto* each : {&axes_[0], &axes_[1], &axes_[2], &shards_, &replicas_, &near_}) {
+    if (*each && std::ranges::count(all, each->get()) == 0) all.push_back(each->get());
+  }
+  return all;
 }
 
 Communicator& Mesh::along(MeshAxis axis) const {

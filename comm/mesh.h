@@ -1,12 +1,14 @@
 // The ranks of a job as a grid of data x tensor x pipeline coordinates (base/mesh_sizes.h), with a
 // communicator for each axis. Ranks that differ only in their data coordinate train the same parameters on
-// different samples: ZeRO's slices live among them.
+// different samples: ZeRO's slices live among them. With MeshSizes::replicate the slices live among the data
+// ranks of one replica, and the ranks that have the same slices sum their gradients once a step (HSDP).
 //
 // A plain value; copies share the communicators. Each communicator documents its own thread safety.
 #pragma once
 
 #include <array>
 #include <memory>
+#include <vector>
 
 #include "base/mesh_sizes.h"
 #include "comm/communicator.h"
@@ -26,6 +28,20 @@ class Mesh {
   /// Among the ranks that differ from this one only in this coordinate. If these are all ranks: the world's.
   Communicator& along(MeshAxis axis) const;
   Communicator& data() const { return along(MeshAxis::data); }
+  /// The data ranks among which states are sliced: all of them, or those of this rank's replica.
+  Communicator& shards() const { return shards_ ? *shards_ : data(); }
+  bool has_replicas() const { return sizes_.replicate > 1; }
+  /// The data ranks that have this rank's slices. has_replicas() must be true.
+  Communicator& replicas() const { return *replicas_; }
+  /// Makes groups of `ranks` consecutive ranks of shards(), which `ranks` divides: see near(). A collective.
+  void make_near_groups(int ranks);
+  /// The group of this rank in which partitioned parameters have second copies (zero/near_copies.h); null:
+  /// none.
+  Communicator* near() const { return near_.get(); }
+  /// The number of this rank's replica, from 0.
+  int replica() const { return coordinates_.data / sizes_.shards(); }
+  /// The world's communicator and all others, each once.
+  std::vector<Communicator*> communicators() const;
   /// Whether along(axis) exists: a mesh without sizes has data ranks only.
   bool has(MeshAxis axis) const { return axes_[static_cast<size_t>(axis)] != nullptr; }
   /// Whether several ranks have equal data coordinates: there is more than one data group.
@@ -36,6 +52,9 @@ class Mesh {
   MeshSizes sizes_;
   MeshCoordinates coordinates_;
   std::array<std::shared_ptr<Communicator>, kMeshAxes> axes_;  // null: not made
+  std::shared_ptr<Communicator> shards_;                       // null: those along the data axis
+  std::shared_ptr<Communicator> near_;
+  std::shared_ptr<Communicator> replicas_;  // null: there is one replica
 };
 
 }  // namespace zerorun

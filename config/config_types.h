@@ -312,6 +312,10 @@ struct Config {
   /// Sums over CPU ranks are added in groups of so many ranks (Communicator::set_sum_group()); 0: the
   /// transport's choice.
   int sum_group = 0;
+  /// The number of neighbouring data ranks that keep second copies of partitioned parameters among them
+  /// (zero/near_copies.h); 1: none.
+  int hpz_partition_size = 1;
+  bool quantized_weights = false;  // partitioned parameters are gathered in 8 bits (zero/quantized_gathers.h)
   /// Messages about settings that do not take effect as written, one line each. Warnings are about features
   /// that are not supported, old names, and values in an unusual form. Notes are about settings without an
   /// effect, and values of "auto".

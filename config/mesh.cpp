@@ -43,6 +43,7 @@ Sizes read_section(const Settings& settings) {
   MeshSizes sizes{.data = size_at(settings, "zerorun.mesh.data").value_or(MeshSizes().data)};
   sizes.tensor = size_at(settings, kTensor.key).value_or(1);
   sizes.pipeline = size_at(settings, kPipeline.key).value_or(1);
+  sizes.replicate = size_at(settings, "zerorun.mesh.replicate").value_or(1);
   return sizes;
 }
 
@@ -59,6 +60,30 @@ void check_same_size(const Resolution& resolution, const Axis& axis, int size) {
                     "write the same size in both, or leave one of them out");
 }
 
+// Likewise in engine/setup.cpp, for the mesh of a program.
+void check_replicas(const Resolution& resolution, const MeshSizes& sizes) {
+  const Settings& settings = resolution.settings;
+  if (sizes.replicate == 1) return;
+  const auto refuse = [&](const char* expected, const char* remedy) {
+    resolution.report("zerorun.mesh.replicate", expected, std::to_string(sizes.replicate), remedy);
+  };
+  if (!settings.undecided("zero_optimization.stage") &&
+      settings.get<int64_t>("zero_optimization.stage").value_or(0) == 0)
+    refuse("1 at stage 0, where every rank has all states", "set zero_optimization.stage to 1, 2 or 3");
+  if (settings.get<bool>("checkpoint.use_node_local_storage").value_or(false))
+    refuse("1 with checkpoint.use_node_local_storage, as only the first replica saves",
+           "save to a folder that all hosts share");
+}
+
+bool fits(const MeshSizes& sizes, int world_size) {
+  try {
+    sizes.resolved(world_size);
+    return true;
+  } catch (const UserError&) {
+    return false;
+  }
+}
+
 Sizes resolve_section(const Resolution& resolution, const MeshSizes& section, int world_size,
                       const Sizes& of_program) {
   const std::string ranks = std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks");
@@ -66,13 +91,23 @@ Sizes resolve_section(const Resolution& resolution, const MeshSizes& section, in
   try {
     sizes = section.resolved(world_size);
   } catch (const UserError&) {
+    MeshSizes one_replica = section;
+    one_replica.replicate = 1;
+    if (section.replicate > 1 && fits(one_replica, world_size)) {
+      const int data = one_replica.resolved(world_size).data;
+      resolution.report("zerorun.mesh.replicate",
+                        "a divisor of the number of data ranks, " + std::to_string(data),
+                        std::to_string(section.replicate), "change it, or the number of ranks");
+      return std::nullopt;
+    }
     resolution.report(
         "zerorun.mesh", "sizes that multiply to the number of ranks, " + ranks, describe(section),
         "change the sizes or the number of ranks (leave out \"data\": it is what the others leave)");
     return std::nullopt;
   }
   resolution.settings.derive("zerorun.mesh.data", int64_t{sizes.data});
-  if (of_program && of_program->resolved(world_size) != sizes) {
+  check_replicas(resolution, sizes);
+  if (of_program && with_replicas_of(sizes, *of_program).resolved(world_size) != sizes) {
     resolution.report("zerorun.mesh",
                       "the mesh of the program, " + describe(of_program->resolved(world_size)),
                       describe(sizes), "give the same sizes in both places, or leave one of them out");

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <limits>
+
 #include "config/sections.h"
 
 namespace zerorun::config {
@@ -83,6 +86,27 @@ PythonConfig resolve_python(const Resolution& resolution) {
   resolution.note(section, partitions ? "marks modules of Python programs; C++ programs have no need of it"
                                       : "has no effect: parameters are partitioned only at stage 3");
   return python;
+}
+
+void resolve_gathers(const Resolution& resolution, Config& config) {
+  constexpr std::string_view kNear = "zero_optimization.zero_hpz_partition_size";
+  constexpr std::string_view kQuantized = "zero_optimization.zero_quantized_weights";
+  const Settings& settings = resolution.settings;
+  const int64_t near = settings.undecided(kNear) ? 1 : settings.get<int64_t>(kNear).value_or(1);
+  config.hpz_partition_size = static_cast<int>(std::clamp<int64_t>(near, 1, std::numeric_limits<int>::max()));
+  resolution.read(kQuantized, config.quantized_weights);
+  if (settings.undecided("zero_optimization.stage")) return;
+  if (settings.get<int64_t>("zero_optimization.stage") != 3) {
+    const std::string why = " has no effect: parameters are partitioned only at stage 3";
+    if (config.hpz_partition_size > 1) resolution.note(kNear, std::to_string(near) + why);
+    if (config.quantized_weights) resolution.note(kQuantized, "true" + why);
+    config.hpz_partition_size = 1;
+    config.quantized_weights = false;
+  } else if (config.hpz_partition_size > 1 &&
+             settings.get<std::string>("zero_optimization.offload_param.device") == "nvme") {
+    resolution.report(kNear, "1 with offload_param to nvme, where parameters are in files for lack of memory",
+                      std::to_string(near), "leave the key out, or keep parameters in memory");
+  }
 }
 
 ZeroConfig resolve_zero(const Resolution& resolution) {

@@ -80,8 +80,8 @@ BytesByCategory Engine::bytes_by_category() const {
 
 double Engine::formula_bytes() const {
   return model_state_bytes(state_->buckets.numel(), state_->buckets.whole_numel(),
-                           state_->buckets.numel_fetched(), state_->mesh.data().world_size(), state_->policy,
-                           state_->bytes_per_parameter());
+                           state_->buckets.numel_fetched(), state_->mesh.shards().world_size(),
+                           state_->policy, state_->bytes_per_parameter());
 }
 
 }  // namespace zerorun

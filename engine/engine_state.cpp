@@ -69,7 +69,7 @@ std::vector<int64_t> numels_of(const ModelParameters& model, const Mesh& mesh) {
 
 BucketOptions bucket_options(const Config& config, StagePolicy policy, const Mesh& mesh,
                              const ModelParameters& model) {
-  const Communicator& communicator = mesh.data();
+  const Communicator& communicator = mesh.shards();
   // Operators on marked buckets are intercepted. This also reveals writes to 16-bit parameters and, on a GPU,
   // the streams that use parameters.
   return {.marked = has_splits(model) || come_and_go(policy, communicator.world_size()) ||
@@ -82,7 +82,8 @@ BucketOptions bucket_options(const Config& config, StagePolicy policy, const Mes
           .whole_master = policy.replicate_update,
           .master_on_host = updates_on_host(config, communicator.device()),
           .shards_on_host = shards_off_gpu(config, communicator.device()),
-          .tensor = model.has_tensor_plan ? &mesh.along(MeshAxis::tensor) : nullptr};
+          .tensor = model.has_tensor_plan ? &mesh.along(MeshAxis::tensor) : nullptr,
+          .replicas = mesh.has_replicas() ? &mesh.replicas() : nullptr};
 }
 
 ReducerOptions reducer_options(const Config& config, StagePolicy policy, double factor, const Mesh& mesh) {
@@ -94,13 +95,13 @@ ReducerOptions reducer_options(const Config& config, StagePolicy policy, double 
       .accumulates = config.batch.gradient_accumulation_steps > 1 || !config.managed_gradient_accumulation,
       .factor = static_cast<float>(factor),
       .to_host = updates_on_host(config, mesh.data().device()),
-      .world = mesh.has_groups() ? &mesh.world() : nullptr};
+      .world = mesh.has_groups() || mesh.has_replicas() ? &mesh.world() : nullptr};
 }
 
 SliceStore make_store(const ModelParameters& parameters, const Config& config,
                       const InitializeOptions& options, const BucketOptions& kinds, const Mesh& mesh) {
   SliceStore store(make_model_layout(parameters, config, options, mesh), numels_of(parameters, mesh),
-                   mesh.data().rank(), mesh.data().world_size());
+                   mesh.shards().rank(), mesh.shards().world_size());
   keep_states_in_files(store, config, options, kinds, bucketed(parameters), mesh);
   check_memory(store, config, options, kinds, mesh.world());
   return store;
@@ -123,20 +124,21 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
       policy(policy_of(config)),
       averaging(averaging_of(config, mesh.data().world_size())),
       memory(mesh.world().rank(), mesh.data().device().streams().asynchronous(),
-             remedies_of(config, mesh.data().world_size(), mesh.data().device().streams().asynchronous())),
+             remedies_of(config, mesh.shards().world_size(), mesh.data().device().streams().asynchronous())),
       optimizer_name(name_of_optimizer(config, options)),
       store(make_store(parameters, config, options, bucket_options(config, policy, mesh, parameters), mesh)),
-      buckets(bucketed(parameters), store, mesh.data(), bucket_options(config, policy, mesh, parameters)),
-      residency(buckets.marked() ? std::make_unique<Residency>(buckets, store, mesh.data(),
-                                                               gather_limits(config), model.is_training)
+      buckets(bucketed(parameters), store, mesh.shards(), bucket_options(config, policy, mesh, parameters)),
+      residency(buckets.marked() ? std::make_unique<Residency>(
+                                       buckets, store, mesh.shards(), gather_limits(config),
+                                       model.is_training, GatherWays{mesh.near(), config.quantized_weights})
                                  : nullptr),
       tensor_rule(has_splits(parameters) ? std::make_shared<TensorRule>(mesh, buckets) : nullptr),
-      reducer(buckets, store, mesh.data(), reducer_options(config, policy, averaging.before, mesh)),
+      reducer(buckets, store, mesh.shards(), reducer_options(config, policy, averaging.before, mesh)),
       host_update(updates_on_host(config, mesh.data().device())
-                      ? std::make_unique<HostUpdate>(store, buckets, reducer, mesh.data())
+                      ? std::make_unique<HostUpdate>(store, buckets, reducer, mesh.shards())
                       : nullptr),
-      states_on_host(store, mesh.data()),
-      shard_states(store, buckets, reducer, host_update.get(), policy, config.precision, mesh.data()),
+      states_on_host(store, mesh.shards()),
+      shard_states(store, buckets, reducer, host_update.get(), policy, config.precision, mesh.shards()),
       optimizer(make_optimizer(options)),
       schedule(make_schedule(config, options, *optimizer, mesh.world().rank() == 0), options.lr_scheduler,
                *optimizer),
@@ -212,11 +214,11 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
   }
   std::vector<OptimizerConfig> groups = group_configs(*config.optimizer, options);
   if (std::holds_alternative<LambConfig>(*config.optimizer)) {
-    return make_lamb_optimizer(groups, std::move(shards), borrow, store, buckets, mesh.data(), device,
+    return make_lamb_optimizer(groups, std::move(shards), borrow, store, buckets, mesh.shards(), device,
                                shard_states);
   }
   if (std::holds_alternative<MuonConfig>(*config.optimizer)) {
-    return make_muon_optimizer(std::move(groups), std::move(shards), borrow, store, buckets, mesh.data(),
+    return make_muon_optimizer(std::move(groups), std::move(shards), borrow, store, buckets, mesh.shards(),
                                shard_states,
                                rows_of_heads(std::get<MuonConfig>(*config.optimizer), options, buckets));
   }

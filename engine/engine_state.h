@@ -127,6 +127,8 @@ struct EngineState {
   /// Finishes the reduction and has the device compute the step's outcome: the same bits on every rank and at
   /// every stage.
   void measure();
+  /// Sums this rank's slices of gradients over the replicas.
+  void sum_over_replicas();
   /// Sums the gradients that ranks outside of the data group have a part of: of parameters that tensor ranks
   /// use on split values, and of those that several pipeline stages have.
   void sum_over_groups();
@@ -177,10 +179,12 @@ struct EngineState {
 
   Model model;
   Config config;
-  /// Gradients are averaged and states are sliced among the ranks of mesh.data(). What all ranks of the job
-  /// decide or report together (skipped steps, the norm, errors) goes through mesh.world().
+  /// Gradients are averaged over the ranks of mesh.data(), and states are sliced among mesh.shards(). What
+  /// all ranks of the job decide or report together (skipped steps, the norm, errors) goes through
+  /// mesh.world().
   Mesh mesh;
-  bool has_tensor_plan;  // tensor ranks share the model
+  bool wrote_gradient = false;  // ParameterStates::write_gradient() since the last step
+  bool has_tensor_plan;         // tensor ranks share the model
   StagePolicy policy;
   Averaging averaging;
   MemoryMeter memory;

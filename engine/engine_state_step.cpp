@@ -1,5 +1,7 @@
 // One optimizer step: the norm of the gradients, the update, and the reaction to the step's outcome.
+#include <deque>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -86,12 +88,45 @@ void EngineState::measure() {
   }
   StepTimer::Scope scope(timer, Phase::norm);
   monitor->share_step();
+  if (mesh.has_replicas()) sum_over_replicas();
   sum_over_groups();
   if (has_tensor_plan && !gradients_compared) gradients_compared = check_whole_gradients(*this);
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     outcome.add(bucket, store.at(bucket, kGradient).own);
   }
   outcome.all_reduce({.scale = averaging.after * loss_scale(), .clipping = config.gradient_clipping});
+}
+
+// In the dtype of collectives, as ranks without replicas sum; gradients that were accumulated or written by
+// the program may not fit into it, and are sent as they are. A few all-reduces are in flight, so that the
+// next one is sent while the last one is copied back.
+void EngineState::sum_over_replicas() {
+  constexpr size_t kInFlight = 4;
+  struct Sum {
+    at::Tensor own;
+    at::Tensor sent;
+    std::unique_ptr<Work> work;
+  };
+  std::deque<Sum> sums;
+  const auto finish_oldest = [&] {
+    sums.front().work->wait();
+    if (!sums.front().sent.is_same(sums.front().own)) sums.front().own.copy_(sums.front().sent);
+    sums.pop_front();
+  };
+  const bool accumulates =
+      config.batch.gradient_accumulation_steps > 1 || !config.managed_gradient_accumulation;
+  const bool as_they_are = (accumulates && reducer.reduces_every_backward()) || wrote_gradient;
+  const at::ScalarType communication = scalar_type(config.precision.communication);
+  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
+    if (sums.size() == kInFlight) finish_oldest();
+    const at::Tensor& own = store.at(bucket, kGradient).own;
+    const bool casts =
+        !as_they_are && static_cast<int64_t>(at::elementSize(communication)) < own.element_size();
+    const at::Tensor sent = casts ? own.to(communication) : own;
+    sums.push_back({own, sent, mesh.replicas().all_reduce(sent, "gradients of " + buckets.label(bucket))});
+  }
+  while (!sums.empty()) finish_oldest();
+  wrote_gradient = false;
 }
 
 void EngineState::sum_over_groups() {
@@ -143,7 +178,7 @@ void EngineState::update() {
   buckets.follow_writes();
   if (hashes && hashes->is_before_start())
     monitor->run_log()->write_start(progress.counts().global, hashes->share_start());
-  const bool gathers = !policy.replicate_update && mesh.data().world_size() > 1;
+  const bool gathers = !policy.replicate_update && mesh.shards().world_size() > 1;
   shard_states.start_update();
   optimizer->step(outcome.facts(host_update || optimizer->reads_facts()), [&](int shard) {
     const std::optional<int> bucket = shard_states.note_updated(shard);

@@ -74,6 +74,17 @@ void log_start(const Config& config, const InitializeOptions& options, bool is_d
   log_precision(config.precision);
 }
 
+// Ranks that share one copy of the parameters gather nothing.
+void tell_of_gathers(const Config& config, const Mesh& mesh) {
+  if (mesh.world().rank() != 0 || !mesh.shards().shares_memory()) return;
+  const auto tell = [](const char* key) {
+    log_info(std::string("zero_optimization.") + key +
+             " has no effect: the ranks share one copy of the parameters, and gather nothing");
+  };
+  if (config.hpz_partition_size > 1) tell("zero_hpz_partition_size");
+  if (config.quantized_weights) tell("zero_quantized_weights");
+}
+
 // The forwards of the pipeline's example, if it has one: layers that do not fit together are found here.
 void try_layers(EngineState& state, const Pipeline& pipeline) {
   if (!pipeline.example) return;
@@ -112,6 +123,8 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   check_offload_options(config, options);
   Mesh mesh = make_mesh(config, options, options.communicator ? options.communicator : connect());
   check_data_size(config, mesh);
+  check_replicas(config, mesh);
+  make_near_groups(config, mesh);
   check_not_on_meta(model, mesh.world().device().location());
   std::optional<DividedModel> divided;
   const auto divide = [&] { divided = divide_model(model, config, options, mesh); };
@@ -134,6 +147,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   split_parameters(parameters, model, config, options, mesh);
   write_resolved_config(config, options.output_folder, mesh.world());
   if (mesh.world().rank() == 0) log_start(config, options, divided.has_value(), lacks_windows);
+  tell_of_gathers(config, mesh);
   std::vector<LoggedParameter> logged;
   if (monitor->run_log()) logged = logged_parameters(parameters);
   WholeModel whole;

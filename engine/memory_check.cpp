@@ -100,11 +100,13 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
   };
   NeededMemory needed;
   int64_t gathered = 0;
+  int64_t partitioned = 0;
   int64_t largest = 0;
   for (int bucket = 0; bucket < store.count(); ++bucket) {
     const BucketLayout& layout = store.layout(bucket);
     const int64_t updated = policy.replicate_update ? layout.numel : layout.slice_numel;
     const bool is_on_gpu = on_gpu && !(kinds.shards_on_host && layout.partitioned);
+    if (layout.partitioned) partitioned += layout.numel;
     if (store.has_values_in_files(bucket)) {
       gathered += layout.numel;
       largest = std::max(largest, layout.numel);
@@ -137,6 +139,9 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
     needed.gathered = size_of(precision.training) *
                       std::min(gathered, std::max<int64_t>(config.zero.max_live_parameters - largest, 0)) /
                       (kinds.shared ? store.world_size() : 1);
+  const int near = config.hpz_partition_size;
+  if (!on_gpu && !kinds.shared && near > 1 && near < store.world_size())
+    needed.gathered += size_of(precision.training) * partitioned / near;
   for (const SliceFiles* slices : {store.files(), store.value_files()})
     if (slices) needed.buffers += slices->files().buffer_bytes();
   return needed;

@@ -84,7 +84,7 @@ at::Tensor ParameterStates::gather(int parameter, const at::Tensor& own, const s
   const int bucket = state_->buckets.bucket_of(parameter);
   const AllocatingFor scope(MemoryUse::gathered);
   const at::Tensor whole = at::empty({state_->store.layout(bucket).numel}, own.options());
-  state_->mesh.data().all_gather(whole, own, what + " of bucket " + std::to_string(bucket))->wait();
+  state_->mesh.shards().all_gather(whole, own, what + " of bucket " + std::to_string(bucket))->wait();
   const at::Tensor of_rank = state_->buckets.view(parameter, whole);
   const NamedParameter& target = state_->buckets.parameters()[parameter];
   if (!target.split) return of_rank.clone();
@@ -153,6 +153,10 @@ at::Tensor ParameterStates::read_gradient(const at::Tensor& parameter) const {
     const std::string& name = state_->buckets.parameters()[index].name;
     state_->mesh.along(MeshAxis::tensor).all_reduce(whole.view({-1}), "gradient of " + name)->wait();
   }
+  if (state_->mesh.has_replicas()) {
+    whole = whole.contiguous();
+    state_->mesh.replicas().all_reduce(whole.view({-1}), "gradient of a parameter")->wait();
+  }
   return whole.div_(state_->averaging.after * state_->loss_scale());
 }
 
@@ -162,24 +166,26 @@ void ParameterStates::write_gradient(const at::Tensor& parameter, const at::Tens
   check_shape(index, "the gradient", values);
   const int bucket = state_->buckets.bucket_of(index);
   state_->reducer.start_change(bucket);
+  state_->wrote_gradient = true;
   const double factor = state_->averaging.after * state_->loss_scale();
   const StateTensor& gradient = state_->store.at(bucket, kGradient);
   const at::Tensor part = part_of(index, values.to(at::kFloat));
   const at::Tensor piece = state_->buckets.flattened(index, part).mul(factor);
-  // step() sums it over tensor ranks.
-  if (is_summed(index) && state_->tensor_rule->group()->rank() > 0) piece.zero_();
+  // step() sums it over tensor ranks and over replicas.
+  if ((is_summed(index) && state_->tensor_rule->group()->rank() > 0) || state_->mesh.replica() > 0)
+    piece.zero_();
   const int64_t offset = state_->store.layout().locations[index].offset;
   if (gradient.extent == Extent::bucket) {
     gradient.memory.narrow(0, offset, piece.numel()).copy_(piece);
   } else {
     const int64_t numel = gradient.own.numel();
-    copy_overlap(gradient.own, state_->mesh.data().rank() * numel, piece, offset);
+    copy_overlap(gradient.own, state_->mesh.shards().rank() * numel, piece, offset);
   }
 }
 
 bool ParameterStates::may_read_alone() const {
   if (state_->tensor_rule) return false;  // operators on split parameters sum over ranks
-  return !state_->residency || state_->mesh.data().world_size() == 1 ||
+  return !state_->residency || state_->mesh.shards().world_size() == 1 ||
          state_->residency->allows_lone_reads();
 }
 
@@ -223,7 +229,7 @@ void ParameterStates::write(const at::Tensor& parameter, const std::string& name
     state.memory.narrow(0, offset, piece.numel()).copy_(piece);
     return;
   }
-  const int64_t slice = state_->mesh.data().rank() * layout.slice_numel;
+  const int64_t slice = state_->mesh.shards().rank() * layout.slice_numel;
   state_->store.for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
     const int64_t begin = slice + state_->store.chunk_range(bucket, chunk).begin;
     copy_overlap(state_->store.chunk(bucket, state, chunk), begin, piece, offset);

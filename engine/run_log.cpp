@@ -153,13 +153,8 @@ void RunLog::add_losses(StepRecord& step) const {
 }
 
 std::map<std::string, double> RunLog::elements_sent() const {
-  std::vector<Communicator*> all{&mesh_.world()};
-  for (const MeshAxis axis : {MeshAxis::data, MeshAxis::tensor, MeshAxis::pipeline}) {
-    Communicator* along = mesh_.has(axis) ? &mesh_.along(axis) : nullptr;
-    if (along && std::ranges::count(all, along) == 0) all.push_back(along);
-  }
   std::map<std::string, double> sent;
-  for (Communicator* each : all) {
+  for (Communicator* each : mesh_.communicators()) {
     const Volume& volume = each->volume();
     for (int kind = 0; kind < kCollectiveKinds; ++kind) {
       const auto collective = static_cast<Collective>(kind);

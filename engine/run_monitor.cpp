@@ -53,10 +53,7 @@ bool RunMonitor::follows() const {
 }
 
 void RunMonitor::record_in(const std::shared_ptr<CommunicationLog>& log) {
-  mesh_.world().set_log(log);
-  for (const MeshAxis axis : {MeshAxis::data, MeshAxis::tensor, MeshAxis::pipeline}) {
-    if (mesh_.has(axis)) mesh_.along(axis).set_log(log);
-  }
+  for (Communicator* each : mesh_.communicators()) each->set_log(log);
 }
 
 void RunMonitor::add_loss(const at::Tensor& loss) {

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <optional>
 #include <sstream>
+#include <string>
 #include <tuple>
 #include <utility>
 
 #include "base/describe.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "engine/host_update.h"
 #include "engine/optimizer_groups.h"
 #include "engine/pipeline_division.h"
 #include "optim/client_optimizer.h"
@@ -71,8 +74,8 @@ void check_one_optimizer(const Config& config, const InitializeOptions& options)
 
 Mesh make_mesh(const Config& config, const InitializeOptions& options, std::shared_ptr<Communicator> world) {
   if (options.mesh && config.mesh) {
-    const MeshSizes given = options.mesh->resolved(world->world_size());
     const MeshSizes read = config.mesh->resolved(world->world_size());
+    const MeshSizes given = with_replicas_of(read, *options.mesh).resolved(world->world_size());
     if (given != read) {
       throw UserError("InitializeOptions::mesh is " + describe(given) +
                       ", and the config's zerorun.mesh is " + describe(read) +
@@ -81,8 +84,56 @@ Mesh make_mesh(const Config& config, const InitializeOptions& options, std::shar
   }
   if (config.sum_group > 0) world->set_sum_group(config.sum_group);
   std::optional<MeshSizes> sizes = options.mesh ? options.mesh : config.mesh;
+  if (sizes && config.mesh) sizes = with_replicas_of(*config.mesh, *sizes);
   if (options.pipeline && !sizes) sizes = MeshSizes();  // a pipeline of one stage
   return sizes ? Mesh(std::move(world), *sizes) : Mesh(std::move(world));
+}
+
+void check_replicas(const Config& config, const Mesh& mesh) {
+  if (!mesh.has_replicas()) return;
+  const std::string replicas =
+      "the mesh has " + std::to_string(mesh.sizes().replicate) + " replicas (zerorun.mesh.replicate)";
+  if (policy_of(config).replicate_update)
+    throw UserError(replicas +
+                    ", and at stage 0 every rank has all states: set zero_optimization.stage to 1, 2 "
+                    "or 3, or leave the key out");
+  if (updates_on_host(config, mesh.data().device())) {
+    throw UserError(
+        replicas +
+        ", whose gradients are summed on the GPU, and offload_optimizer updates on the host: use one "
+        "of the two");
+  }
+  if (config.node_local_checkpoints) {
+    throw UserError(
+        replicas +
+        ", of which only the first saves, and checkpoint.use_node_local_storage keeps each host's "
+        "part on its own disk: save to a folder that all hosts share");
+  }
+}
+
+void make_near_groups(const Config& config, Mesh& mesh) {
+  constexpr char kKey[] = "zero_optimization.zero_hpz_partition_size";
+  const Communicator& ranks = mesh.shards();
+  const int near = config.hpz_partition_size;
+  if (near == 1 || ranks.shares_memory()) return;
+  const std::string count = std::to_string(ranks.world_size());
+  if (ranks.world_size() <= near) {
+    if (mesh.world().rank() == 0)
+      log_info(std::string(kKey) + " " + std::to_string(near) +
+               " has no effect: parameters are partitioned among " + count + " ranks");
+    return;
+  }
+  if (ranks.world_size() % near != 0) {
+    throw UserError(
+        std::string(kKey) + " " + std::to_string(near) + " does not divide the " + count +
+        " data ranks among which parameters are partitioned: choose a divisor, such as the ranks of "
+        "a host");
+  }
+  try {
+    mesh.make_near_groups(near);
+  } catch (const UserError& error) {
+    throw UserError(std::string(kKey) + " " + std::to_string(near) + ": " + error.what());
+  }
 }
 
 void check_data_size(const Config& config, const Mesh& mesh) {
@@ -101,13 +152,14 @@ void check_data_size(const Config& config, const Mesh& mesh) {
 
 Layout make_model_layout(const ModelParameters& model, const Config& config, const InitializeOptions& options,
                          const Mesh& mesh) {
-  const Communicator& communicator = mesh.data();
+  const Communicator& communicator = mesh.shards();
   const MeshCoordinates& own = mesh.coordinates();
-  // What tensor ranks have whole, the first one counts; what several pipeline stages have, the first of them.
+  // What tensor ranks have whole, the first one counts; what several pipeline stages or replicas have, the
+  // first of them.
   auto is_counted = [&](const NamedParameter& parameter) {
     const bool is_first =
         parameter.tied ? parameter.tied->rank() == 0 : model.is_divided || own.pipeline == 0;
-    return is_first && (own.tensor == 0 || parameter.share == Share::split);
+    return is_first && mesh.replica() == 0 && (own.tensor == 0 || parameter.share == Share::split);
   };
   // All tensor ranks have the layout of the largest parts, and decide by the size of the whole parameter.
   auto numel_of = [](const NamedParameter& parameter) {
@@ -152,7 +204,7 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   // All settings that affect results. Settings that only affect what a rank logs may differ.
   const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, monitoring,
                prescale, managed, predivide, average, node_local, pipeline, recompute, mesh, sum_group,
-               warnings, notes, python, resolved] = config;
+               hpz_size, quantized_weights, warnings, notes, python, resolved] = config;
   ZeroConfig same_everywhere = zero;  // without paths, buffers and aio: disks may differ
   same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device,
                                        .ratio = zero.offload_optimizer.ratio};
@@ -166,7 +218,7 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   describe(text,
            std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed, predivide,
                     average, node_local, pipeline, recompute, python, options.bucket_numel, writes_files));
-  describe(text, std::tie(has_timeline, logs, hashes, sum_group));
+  describe(text, std::tie(has_timeline, logs, hashes, sum_group, hpz_size, quantized_weights));
   text << describe_pipeline(options);
   if (options.tensor_plan) {
     text << " tensor plan";

@@ -31,6 +31,12 @@ void check_one_optimizer(const Config& config, const InitializeOptions& options)
 /// ranks.
 Mesh make_mesh(const Config& config, const InitializeOptions& options, std::shared_ptr<Communicator> world);
 
+/// Throws UserError if the mesh has replicas, and a setting of the config cannot be used with them.
+void check_replicas(const Config& config, const Mesh& mesh);
+/// Makes the groups in which parameters have second copies, as the config's zero_hpz_partition_size says, if
+/// they have something to do. A collective. Throws UserError if the ranks cannot be divided so.
+void make_near_groups(const Config& config, Mesh& mesh);
+
 /// Throws UserError if the config's batch sizes were resolved for another number of data ranks.
 void check_data_size(const Config& config, const Mesh& mesh);
 

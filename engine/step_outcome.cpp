@@ -32,7 +32,7 @@ StepOutcome::StepOutcome(const SliceStore& store, const Buckets& buckets, const 
 
 void StepOutcome::add(int bucket, const at::Tensor& slice) {
   const double weight = store_->layout(bucket).counted ? 1 : 0;
-  device_->add_squares(reducer_->tally(), slice, sum_number(bucket, mesh_->data().rank()), weight);
+  device_->add_squares(reducer_->tally(), slice, sum_number(bucket, mesh_->shards().rank()), weight);
 }
 
 void StepOutcome::all_reduce(const StepRule& rule) {

@@ -50,7 +50,7 @@ std::vector<Piece> whole_pieces(EngineState& state, const StateOf& state_of) {
     const StateTensor* of_bucket = layout.share == Share::split ? nullptr : state_of(bucket);
     if (!of_bucket) continue;
     for (const int parameter : layout.parameters) {
-      const auto [begin, numel] = state.store.range_in_slice(parameter, state.mesh.data().rank());
+      const auto [begin, numel] = state.store.range_in_slice(parameter, state.mesh.shards().rank());
       if (numel > 0) pieces.push_back({parameter, of_bucket->own.narrow(0, begin, numel)});
     }
   }

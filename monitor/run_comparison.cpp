@@ -100,6 +100,7 @@ std::vector<std::string> reasons_of(const RunRecord& a, const RunRecord& b) {
   add("data ranks", std::to_string(a.mesh.data), std::to_string(b.mesh.data), order);
   add("tensor ranks", std::to_string(a.mesh.tensor), std::to_string(b.mesh.tensor), order);
   add("pipeline ranks", std::to_string(a.mesh.pipeline), std::to_string(b.mesh.pipeline), order);
+  add("replicas", std::to_string(a.mesh.replicate), std::to_string(b.mesh.replicate), order);
   add("micro-batch", std::to_string(a.micro_batch), std::to_string(b.micro_batch), order);
   add("micro-steps per step", std::to_string(a.accumulation), std::to_string(b.accumulation), order);
   const bool is_narrow = a.precision != "fp32";

@@ -17,7 +17,8 @@ std::string number(double value) {
 std::string describe(const RunRecord& run) {
   const MeshSizes& mesh = run.mesh;
   std::string text = std::to_string(run.world_size) + (run.world_size == 1 ? " rank" : " ranks");
-  if (mesh.tensor > 1 || mesh.pipeline > 1) text += " (" + zerorun::describe(mesh) + ")";
+  if (mesh.tensor > 1 || mesh.pipeline > 1 || mesh.replicate > 1)
+    text += " (" + zerorun::describe(mesh) + ")";
   for (const LoggedSetting& setting : run.settings) {
     if (setting.key == "zero_optimization.stage") text += ", stage " + setting.value;
   }

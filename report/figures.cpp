@@ -193,7 +193,7 @@ Json state_bars(const ReportedRun& run) {
     for (int stage = 0; stage <= 3; ++stage) {
       const bool is_divided = stage == 3 || (stage > 0 && shares_parameters(run.record));
       const auto part = [&](double value, double gradient, double optimizer) {
-        return model_state_bytes(parameters, is_divided ? 0 : parameters, 0, run.record.mesh.data,
+        return model_state_bytes(parameters, is_divided ? 0 : parameters, 0, run.record.mesh.shards(),
                                  policy_of(stage),
                                  {.value = static_cast<int64_t>(value),
                                   .gradient = static_cast<int64_t>(gradient),
@@ -212,12 +212,17 @@ Json state_bars(const ReportedRun& run) {
 }
 
 bool shares_parameters(const RunRecord& run) {
-  return run.transport == "shared memory" && run.mesh.data > 1;
+  return run.transport == "shared memory" && run.mesh.shards() > 1;
 }
 
 double formula_elements(const RunRecord& run) {
   const int ranks = run.mesh.data;
-  if (ranks < 2 || run.mesh.tensor > 1 || run.mesh.pipeline > 1) return 0;
+  const bool gathers_twice = std::ranges::none_of(run.settings, [](const LoggedSetting& setting) {
+    return setting.key == "zero_optimization.zero_hpz_partition_size" && setting.value != "1" &&
+           setting.value != "0";
+  });
+  if (ranks < 2 || run.mesh.tensor > 1 || run.mesh.pipeline > 1 || run.mesh.replicate > 1 || !gathers_twice)
+    return 0;
   double parameters = 0;
   for (const LoggedParameter& parameter : run.parameters) {
     if (parameter.is_trained) parameters += elements_of(parameter);

@@ -163,7 +163,8 @@ Json settings_of_job(const std::vector<ReportedRun>& runs) {
   rows.add("Ranks", [](const auto& run) {
     const MeshSizes& mesh = run.record.mesh;
     const std::string ranks = std::to_string(run.record.world_size);
-    return mesh.tensor > 1 || mesh.pipeline > 1 ? ranks + " (" + describe(mesh) + ")" : ranks;
+    return mesh.tensor > 1 || mesh.pipeline > 1 || mesh.replicate > 1 ? ranks + " (" + describe(mesh) + ")"
+                                                                      : ranks;
   });
   rows.add("Hosts", [](const auto& run) { return listed(run.record.hosts); });
   rows.add("Device", [](const auto& run) { return run.record.device; });

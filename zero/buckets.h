@@ -95,6 +95,9 @@ struct BucketOptions {
   /// The ranks that share the model, some of whose parameters they split; null if there is no such plan.
   /// Initial values are those of its rank 0.
   Communicator* tensor = nullptr;
+  /// The ranks that have this rank's slices in other replicas of the data ranks; null if there are none.
+  /// Initial values are those of its rank 0.
+  Communicator* replicas = nullptr;
 };
 
 /// Whether a bucket has master weights. A trained bucket has them if its values are rounded, or if the host

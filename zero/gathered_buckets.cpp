@@ -17,14 +17,17 @@ constexpr std::chrono::microseconds kReady(50);
 
 }  // namespace
 
-GatheredBuckets::GatheredBuckets(Buckets& buckets, SliceStore& store, Communicator& communicator)
+GatheredBuckets::GatheredBuckets(Buckets& buckets, SliceStore& store, Communicator& communicator,
+                                 const GatherWays& ways)
     : buckets_(&buckets),
       store_(&store),
       communicator_(&communicator),
       device_(&communicator.device()),
       streams_(&communicator.device().streams()),
       states_(store.count()),
-      memory_(buckets, store, communicator) {
+      memory_(buckets, store, communicator),
+      near_(buckets, store, ways.near),
+      quantized_(ways.quantized, store.count(), communicator) {
   for (int bucket = 0; bucket < store.count(); ++bucket) {
     streams_->record(states_[bucket].shard_written, streams_->current());
     states_[bucket].kind = buckets.kind(bucket);
@@ -59,8 +62,8 @@ void GatheredBuckets::leave() {
 ResidencyReport GatheredBuckets::report() const {
   ResidencyReport report = report_;
   report.unplanned_allocations = memory_.unplanned_allocations();
-  report.resident_bytes = memory_.bytes();
-  report.peak_resident_bytes = memory_.peak_bytes();
+  report.resident_bytes = memory_.bytes() + near_.bytes();
+  report.peak_resident_bytes = memory_.peak_bytes() + near_.bytes();
   return report;
 }
 
@@ -147,10 +150,18 @@ auto GatheredBuckets::noting_lost_ranks(const Collective& collective) -> decltyp
   }
 }
 
-// Starts the all-gather. If the shard is in a file or in host memory, first copies it into the memory of the
-// gathered bucket.
+// Starts the all-gather, inside the group of near copies if they have the values. If the shard is in a file
+// or in host memory, first copies it into the memory of the gathered bucket.
 std::unique_ptr<Work> GatheredBuckets::gather(int bucket, std::string reason) {
   const at::Tensor& memory = memory_.of(bucket);
+  std::string label = "parameters of " + buckets_->label(bucket);
+  BucketState& state = states_[bucket];
+  state.is_far = !is_near(bucket, state.exactly);
+  if (!state.is_far) {
+    state.is_rounded = near_.is_rounded(bucket);
+    return noting_lost_ranks(
+        [&] { return near_.gather(bucket, memory, "second copies of " + label, std::move(reason)); });
+  }
   at::Tensor own = buckets_->shard(bucket);
   if (buckets_->shard_is_fetched(bucket)) {
     own = store_->slice_of(bucket, memory, communicator_->rank());
@@ -162,9 +173,10 @@ std::unique_ptr<Work> GatheredBuckets::gather(int bucket, std::string reason) {
       copy_shard(bucket, ValueUse::read, own, buckets_->shard(bucket));
     }
   }
+  state.is_rounded = quantized_.enabled() && !state.exactly && state.kind == BucketKind::partitioned;
   return noting_lost_ranks([&] {
-    return communicator_->all_gather(memory, own, "parameters of " + buckets_->label(bucket),
-                                     std::move(reason));
+    return state.is_rounded ? quantized_.gather(bucket, own, std::move(label), std::move(reason))
+                            : communicator_->all_gather(memory, own, std::move(label), std::move(reason));
   });
 }
 
@@ -172,18 +184,36 @@ void GatheredBuckets::start_gathers(std::span<Start> starts) {
   if (starts.empty()) return;
   const TimelineSpan span(TimelineName::start_gathers, static_cast<int32_t>(starts.size()));
   StreamScope scope(*streams_, Lane::gather);
-  auto start_all = [&] {
-    for (Start& start : starts) move(start.bucket, State::gathering, std::move(start.reason));
-  };
-  if (starts.size() > 1) {
-    communicator_->group(start_all);
-  } else {
-    start_all();
-  }
+  start_all(starts, /*is_far=*/true);
+  if (near_.group()) start_all(starts, /*is_far=*/false);
   for (const Start& start : starts) {
+    // In the order of the stream, after the gather. Without streams await_gather() does it.
+    if (streams_->asynchronous()) take_gathered(start.bucket);
     streams_->record(states_[start.bucket].gathered, streams_->current());
     memory_.users(start.bucket).clear();
   }
+}
+
+void GatheredBuckets::start_all(std::span<Start> starts, bool is_far) {
+  const auto start = [&] {
+    for (Start& one : starts) {
+      if (is_near(one.bucket, one.exactly) == is_far) continue;
+      states_[one.bucket].exactly = one.exactly;
+      move(one.bucket, State::gathering, std::move(one.reason));
+    }
+  };
+  if (starts.size() > 1) {
+    (is_far ? communicator_ : near_.group())->group(start);
+  } else {
+    start();
+  }
+}
+
+void GatheredBuckets::take_gathered(int bucket) {
+  const BucketState& state = states_[bucket];
+  if (!state.is_far) return;
+  if (state.is_rounded) quantized_.decode(bucket, memory_.of(bucket));
+  near_.keep(bucket, memory_.of(bucket), state.is_rounded);
 }
 
 void GatheredBuckets::release(int bucket) {
@@ -211,6 +241,7 @@ void GatheredBuckets::await_gather(int bucket) {
   const TimelineSpan span(TimelineName::wait_for_gather, bucket);
   const auto begin = Clock::now();
   noting_lost_ranks([&] { work->wait(); });
+  if (!streams_->asynchronous()) take_gathered(bucket);
   const auto waited = Clock::now() - begin;
   ++(waited < kReady ? report_.ready : report_.waited);
   report_.waited_ms += std::chrono::duration<double, std::milli>(waited).count();
@@ -247,6 +278,7 @@ void GatheredBuckets::write_back(int bucket) {
   join(bucket);
   memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
   before_write_(bucket);
+  near_.drop(bucket);
   copy_shard(bucket, ValueUse::overwrite, shard, store_->slice_of(bucket, memory, communicator_->rank()));
   streams_->record(states_[bucket].shard_written, streams_->current());
 }
@@ -293,6 +325,7 @@ void GatheredBuckets::start_update(int bucket) {
 
 void GatheredBuckets::finish_update(int bucket, bool gathers) {
   BucketState& state = states_[bucket];
+  near_.drop(bucket);
   streams_->record(state.shard_written, streams_->current());
   if (state.kind.comes_and_goes()) return;
   if (gathers) {

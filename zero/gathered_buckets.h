@@ -22,10 +22,18 @@
 #include "comm/communicator.h"
 #include "zero/buckets.h"
 #include "zero/gather_memory.h"
+#include "zero/near_copies.h"
+#include "zero/quantized_gathers.h"
 #include "zero/residency_report.h"
 #include "zero/slice_store.h"
 
 namespace zerorun {
+
+/// How partitioned buckets are gathered.
+struct GatherWays {
+  Communicator* near = nullptr;  // the group in which they have second copies (NearCopies); null: none
+  bool quantized = false;        // in 8 bits (QuantizedGathers)
+};
 
 class GatheredBuckets {
  public:
@@ -41,10 +49,11 @@ class GatheredBuckets {
   struct Start {
     int bucket;
     std::string reason;
+    bool exactly = false;  // not rounded to 8 bits
   };
 
-  /// `buckets` (marked), `store` and `communicator` must outlive this object.
-  GatheredBuckets(Buckets& buckets, SliceStore& store, Communicator& communicator);
+  /// `buckets` (marked), `store` and the communicators must outlive this object.
+  GatheredBuckets(Buckets& buckets, SliceStore& store, Communicator& communicator, const GatherWays& ways);
 
   /// Call this before the engine is destroyed. Waits for the gathers of whole buckets, whose values the model
   /// keeps.
@@ -60,6 +69,8 @@ class GatheredBuckets {
   State state(int bucket) const { return states_[bucket].state; }
   /// The number of operators and scopes that use the bucket's memory now.
   int pins(int bucket) const { return states_[bucket].pins; }
+  /// Whether the values that the last gather gave are rounded to 8 bits.
+  bool is_rounded(int bucket) const { return states_[bucket].is_rounded; }
   bool may_be_released(int bucket) const { return state(bucket) != State::sharded && pins(bucket) == 0; }
   GatherMemory& memory() { return memory_; }
   const GatherMemory& memory() const { return memory_; }
@@ -94,6 +105,8 @@ class GatheredBuckets {
   void open_copy(int bucket);
   bool copy_is_open(int bucket) const { return states_[bucket].copy_is_open; }
   void drop_copy(int bucket);
+  /// The next gather of the bucket is among all ranks. All ranks call this at the same point.
+  void drop_near_copy(int bucket) { near_.drop(bucket); }
   /// Copies this rank's slice of the gathered values, to which the program has written, to its shard.
   void write_back(int bucket);
 
@@ -110,6 +123,9 @@ class GatheredBuckets {
     int pins = 0;
     bool copy_is_open = false;
     std::unique_ptr<Work> work;  // the all-gather, while `state` is gathering
+    bool exactly = false;        // it gives values that are not rounded
+    bool is_far = false;         // it is among all ranks, and not inside NearCopies' group
+    bool is_rounded = false;     // it gives values that were rounded to 8 bits
     Event shard_written;         // recorded after the last write to the shard
     Event gathered;
   };
@@ -122,7 +138,13 @@ class GatheredBuckets {
   }
   static const char* name_of(State state);
   bool may_move(int bucket, State to) const;
+  bool is_near(int bucket, bool exactly) const {
+    return near_.has(bucket) && !(exactly && near_.is_rounded(bucket));
+  }
   std::unique_ptr<Work> gather(int bucket, std::string reason);
+  void start_all(std::span<Start> starts, bool is_far);
+  /// Takes what a gather has brought, in the order of the current stream.
+  void take_gathered(int bucket);
   void await_gather(int bucket);
   /// Runs a part of a gather, and notes in the report if it throws CommError.
   template <typename Collective>
@@ -141,6 +163,8 @@ class GatheredBuckets {
   std::vector<int> temporary_;
   std::vector<int> permanent_;
   GatherMemory memory_;
+  NearCopies near_;
+  QuantizedGathers quantized_;
   int64_t live_numel_ = 0;
   int64_t releases_ = 0;
   Event shard_copied_;  // recorded after a copy to or from the buffer of a slice in files

@@ -49,6 +49,8 @@ void Buckets::move_in(int bucket) {
   const at::Tensor exact =
       wants_exact ? allocate_for_one_use(*communicator_, bucket_layout.numel, Dtype::fp32) : flat;
   const std::string message = message_without_memory(bucket);
+  Communicator* const replicas = rank_ == 0 ? options_.replicas : nullptr;
+  const bool gives = rank_ == 0 && (!replicas || replicas->rank() == 0);
   storages_.push_back(marked() ? make_owned_storage(owners_[bucket], static_cast<int64_t>(flat.nbytes()),
                                                     flat.device(), message)
                                : flat.storage());
@@ -59,7 +61,7 @@ void Buckets::move_in(int bucket) {
   }
   for (int index : bucket_layout.parameters) {
     at::Tensor& parameter = parameters_[index].tensor;
-    if (rank_ == 0) {
+    if (gives) {
       at::Tensor place = view(index, exact);
       // After a failure rank 0 goes on, because the other ranks wait for its broadcasts.
       Failure failure = failure_of([&] { fill(index, place); });
@@ -72,7 +74,9 @@ void Buckets::move_in(int bucket) {
     // A graph from before may keep the node that takes gradients of the whole parameter's sizes.
     if (parameters_[index].split && parameter.requires_grad()) set_grad_accumulator(parameter, NodePointer());
   }
-  communicator_->broadcast(exact, 0, "initial values of " + labels_[bucket])->wait();
+  const std::string label = "initial values of " + labels_[bucket];
+  if (replicas) replicas->broadcast(exact, 0, label)->wait();
+  communicator_->broadcast(exact, 0, label)->wait();
   if (wants_exact && (shared(bucket) || gathers_once(bucket))) {
     at::Tensor own = store_->slice_of(bucket, flat, rank_);
     own.copy_(store_->slice_of(bucket, exact, rank_));

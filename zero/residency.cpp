@@ -9,14 +9,14 @@
 namespace zerorun {
 
 Residency::Residency(Buckets& buckets, SliceStore& store, Communicator& communicator, GatherLimits limits,
-                     std::function<bool()> in_training)
+                     std::function<bool()> in_training, const GatherWays& ways)
     : buckets_(&buckets),
       store_(&store),
       communicator_(&communicator),
       streams_(&communicator.device().streams()),
       limits_(limits),
       in_training_(std::move(in_training)),
-      gathered_(buckets, store, communicator),
+      gathered_(buckets, store, communicator, ways),
       writes_(gathered_, buckets, store, communicator),
       last_use_(store.count()) {
   for (int bucket = 0; bucket < store.count(); ++bucket) {
@@ -75,6 +75,8 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     const int bucket = buckets_->bucket_of(item.owner);
     gathered_.finish_gather(bucket);
     if (!item.written) continue;
+    if (gathered_.is_rounded(bucket) && gathered_.pins(bucket) == 0)
+      gather_exactly(bucket, describe({op, touched}));
     if (gathered_.kind(bucket).copied_for_writes()) {
       gathered_.make_copy(bucket);
     } else {
@@ -120,12 +122,15 @@ void Residency::hold(std::span<const int> buckets) {
     const BucketKind kind = gathered_.kind(bucket);
     if (!kind.comes_and_goes()) continue;
     passing.push_back(bucket);
+    if (gathered_.is_rounded(bucket) && gathered_.may_be_released(bucket))
+      gathered_.move(bucket, State::sharded);
     // Writes that all ranks made before the scope must reach all slices.
     if (kind.copied_for_writes() && is_written(bucket)) gathered_.move(bucket, State::sharded);
   }
-  gather_on_demand(passing, "for a GatheredParameters scope");
+  gather_on_demand(passing, "for a GatheredParameters scope", /*exactly=*/true);
   for (int bucket : buckets) {
     gathered_.finish_gather(bucket);
+    gathered_.drop_near_copy(bucket);  // ranks may leave the scope in different ways, and some may write
     // Writes that all ranks made before the scope must not be lost if the scope is abandoned.
     if (gathered_.kind(bucket).comes_and_goes() && is_written(bucket)) {
       gathered_.write_back(bucket);
@@ -244,15 +249,22 @@ void Residency::follow(std::span<const GatherPlan::Gather> gathers) {
   gathered_.start_gathers(starts);
 }
 
-void Residency::gather_on_demand(std::span<const int> buckets, const std::string& reason) {
+void Residency::gather_on_demand(std::span<const int> buckets, const std::string& reason, bool exactly) {
   make_room(buckets);
   c10::SmallVector<Start, 4> starts;
   for (int bucket : buckets) {
     if (gathered_.state(bucket) != State::sharded) continue;
     gathered_.memory().take_unplanned(bucket);
-    starts.push_back({bucket, reason});
+    starts.push_back({bucket, reason, exactly});
   }
   gathered_.start_gathers(starts);
+}
+
+// Gathers a bucket that nothing pins again.
+void Residency::gather_exactly(int bucket, const std::string& reason) {
+  if (gathered_.state(bucket) != State::sharded) gathered_.move(bucket, State::sharded);
+  gather_on_demand({&bucket, 1}, reason, /*exactly=*/true);
+  gathered_.finish_gather(bucket);
 }
 
 // Releases other buckets, least recently used first, until `buckets` fit within the limit.

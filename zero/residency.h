@@ -30,10 +30,10 @@ namespace zerorun {
 
 class Residency final : public OperatorListener {
  public:
-  /// `buckets` (marked), `store` and `communicator` must outlive this object. `in_training` returns whether
-  /// the model trains; training and inference have separate traces.
+  /// `buckets` (marked), `store` and the communicators must outlive this object. `in_training` returns
+  /// whether the model trains; training and inference have separate traces.
   Residency(Buckets& buckets, SliceStore& store, Communicator& communicator, GatherLimits limits,
-            std::function<bool()> in_training);
+            std::function<bool()> in_training, const GatherWays& ways = {});
   ~Residency();
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;
@@ -94,7 +94,8 @@ class Residency final : public OperatorListener {
   void note_use(const OperatorUse& use, std::span<const int> buckets);
   bool is_current(std::span<const int> buckets) const;
   void follow(std::span<const GatherPlan::Gather> gathers);
-  void gather_on_demand(std::span<const int> buckets, const std::string& reason);
+  void gather_on_demand(std::span<const int> buckets, const std::string& reason, bool exactly = false);
+  void gather_exactly(int bucket, const std::string& reason);
   void make_room(std::span<const int> buckets);
   void release_unpinned();
   void free_arena();

@@ -189,6 +189,8 @@ class TwoLevelCommunicator : public Communicator {
     Communicator::set_sum_group(ranks);
   }
 
+  int sum_group() const override { return host().world_size(); }
+
   void announce_failure(const std::string& error) noexcept override {
     host().announce_failure(error);
     across().announce_failure(error);

@@ -13,6 +13,11 @@ static constexpr KeyFact parallel_rows[] = {
     integer(".tensor", "1", "number of tensor ranks").least(1),
     integer(".pipeline", "1", "number of pipeline ranks").least(1),
     integer(
+        ".replicate", "1",
+        "number of replicas (HSDP): states are sliced among the data ranks of each replica, such as those of "
+        "one host, and the replicas sum their gradients once a step; for stages 1 to 3")
+        .least(1),
+    integer(
         "zerorun.sum_group", "",
         "sums over ranks on CPUs first add the ranks of each group of so many consecutive ranks, then the "
         "groups in order, so that runs with the same number have the same bits on one host and on several; "

@@ -47,11 +47,14 @@ static constexpr KeyFact zero_rows[] = {
         .no_effect("each parameter begins at a multiple of 64 bytes"),
     boolean(".round_robin_gradients", "false", "assign gradients to ranks in round-robin order")
         .no_effect("every rank owns an equal slice of every bucket"),
-    integer(".zero_hpz_partition_size", "1", "number of ranks that share a secondary copy of the parameters")
-        .least(0)
-        .not_supported("parameters are always partitioned across all ranks"),
-    boolean(".zero_quantized_weights", "false", "gather parameters in 8 bits")
-        .refused("ZeroRun does not quantize parameters"),
+    integer(".zero_hpz_partition_size", "1",
+            "number of neighbouring ranks, such as those of one host, that keep a second copy of partitioned "
+            "parameters among them, so that only the first gather after an update is among all ranks; 0 or "
+            "1: none")
+        .least(0),
+    boolean(".zero_quantized_weights", "false",
+            "gather parameters in 8 bits, with a scale for each 256 elements; slices and master weights stay "
+            "exact"),
     boolean(".zero_quantized_nontrainable_weights", "false", "keep frozen parameters in 8 bits")
         .refused("ZeroRun does not quantize parameters"),
     boolean(".zero_quantized_gradients", "false", "reduce gradients in 4 bits")
@@ -62,7 +65,7 @@ static constexpr KeyFact zero_rows[] = {
         .removed_from_deepspeed()
         .without_auto(),
     integer(".mics_shard_size", "-1", "number of ranks across which parameters are partitioned")
-        .not_supported("parameters are always partitioned across all ranks")
+        .not_supported("zerorun.mesh.replicate partitions them across fewer ranks")
         .removed_from_deepspeed(),
     boolean(".mics_hierarchical_params_gather", "false", "gather parameters within each node first")
         .no_effect("parameters are gathered from all ranks at once")

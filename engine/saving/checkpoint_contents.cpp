@@ -150,6 +150,7 @@ int saved_part(const EngineState& state, int parameter, StateKind kind) {
 }
 
 bool writes(const EngineState& state, int bucket, StateKind kind) {
+  if (state.mesh.replica() > 0) return false;
   if (is_tied_behind(state.buckets.parameters()[state.store.layout(bucket).parameters.front()])) return false;
   return state.mesh.coordinates().tensor == 0 ||
          differs_among_tensor_ranks(state.store.layout(bucket).share, kind);
@@ -157,7 +158,9 @@ bool writes(const EngineState& state, int bucket, StateKind kind) {
 
 std::optional<MeshSizes> saved_mesh(const EngineState& state) {
   if (!state.mesh.has_groups()) return std::nullopt;
-  return state.mesh.sizes();
+  MeshSizes sizes = state.mesh.sizes();
+  sizes.replicate = 1;  // states are those of one replica
+  return sizes;
 }
 
 bool writes_others(const EngineState& state) {

@@ -119,7 +119,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
     failure = std::current_exception();
   }
   restore->gather_slices();
-  if (state.residency) close_slices(state, /*gathers=*/state.mesh.data().world_size() > 1);
+  if (state.residency) close_slices(state, /*gathers=*/state.mesh.shards().world_size() > 1);
   // At stage 0 raw access to parameters is always allowed, so wait for the gathers here.
   if (state.policy.replicate_update && state.residency) state.residency->finish_iteration();
   for (const NamedTensor& other : state.unbucketed) {

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <utility>
 
+#include "base/log.h"
+
 namespace zerorun {
 namespace {
 
@@ -91,6 +93,28 @@ RestartItem data_position_of(DataPosition& position) {
           .may_be_missing = true};
 }
 
+// In what order sums over ranks are added: of the job, not of the state, so it is not restored.
+RestartItem sum_group_of(const Mesh& mesh) {
+  const int64_t own =
+      mesh.has_replicas() ? mesh.shards().world_size() * mesh.sizes().tensor : mesh.data().sum_group();
+  const bool tells = mesh.world().rank() == 0;
+  return {.name = "sums.group",
+          .read = [own] { return checkpoint::RestartValue(own); },
+          .write =
+              [own, tells](const checkpoint::RestartValue& given) {
+                const int64_t saved = std::get<int64_t>(given);
+                const auto order = [](int64_t group) {
+                  return group == 0 ? std::string("in one order")
+                                    : "in groups of " + std::to_string(group) + " ranks";
+                };
+                if (saved != own && tells)
+                  log_info("the checkpoint's run added sums over ranks " + order(saved) +
+                           ", and this one adds them " + order(own) +
+                           ": the next steps have other bits (zerorun.sum_group)");
+              },
+          .may_be_missing = true};
+}
+
 }  // namespace
 
 std::vector<RestartItem> restart_items(EngineState& state) {
@@ -107,6 +131,7 @@ std::vector<RestartItem> restart_items(EngineState& state) {
   for (int group = 0; group < optimizer.groups(); ++group) add_group_items(items, optimizer, group);
   if (state.scaler) add_loss_scaler(items, *state.scaler);
   if (state.data) items.push_back(data_position_of(*state.data));
+  items.push_back(sum_group_of(state.mesh));
   items.push_back(generator_of(c10::Device(c10::kCPU)));
   const c10::Device device = state.mesh.data().device().location();
   if (!device.is_cpu()) items.push_back(generator_of(device));

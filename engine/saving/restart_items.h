@@ -1,6 +1,6 @@
 // The state that a restart needs in addition to the slices: step counts, the loss scaler, current learning
-// rates and betas, random generators. Saving and restoring use the same list, so they cover the same items.
-// Used by the engine's thread.
+// rates and betas, random generators; and the order of sums, which is only compared. Saving and restoring use
+// the same list, so they cover the same items. Used by the engine's thread.
 #pragma once
 
 #include <functional>

@@ -56,11 +56,11 @@ void Restore::read_slices() {
 }
 
 void Restore::gather_slices() const {
-  if (state_->mesh.data().world_size() == 1) return;
+  if (state_->mesh.shards().world_size() == 1) return;
   state_->store.for_each([&](int bucket, const StateTensor& kept) {
     const bool by_residency = kept.kind == StateKind::value && state_->residency;
     if (kept.extent == Extent::slice || kept.kind == StateKind::gradient || by_residency) return;
-    state_->mesh.data()
+    state_->mesh.shards()
         .all_gather(kept.memory, kept.own, kept.name + " of " + state_->buckets.label(bucket))
         ->wait();
   });

@@ -97,6 +97,12 @@ void Restore::check_groups() const {
 
 void Restore::check_window() const {
   if (!has_window()) return;
+  if (state_->mesh.has_replicas()) {
+    throw UserError(
+        "the checkpoint was saved between the micro-steps of an optimizer step, and the mesh has "
+        "replicas (zerorun.mesh.replicate), whose gradients are summed only at its end: load a "
+        "checkpoint that was saved after a step, or leave replicate out");
+  }
   const checkpoint::Manifest& manifest = saved_->manifest();
   const checkpoint::SavedWindow& saved = *manifest.window;
   const checkpoint::SavedWindow own = saved_window(*state_);

@@ -15,6 +15,7 @@
 #include "checkpoint/json_text.h"
 #include "checkpoint/publication.h"
 #include "comm/agreement.h"
+#include "engine/replica_checks.h"
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/saving/checkpoints.h"
 #include "engine/saving/client_tensors.h"
@@ -330,6 +331,12 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     state.follow_schedule();
     state.check_between_steps("engine.save_checkpoint");
     state.check_states_are_here("save_checkpoint");
+    if (state.progress.counts().micro > 0 && state.mesh.has_replicas()) {
+      throw UserError(
+          "engine.save_checkpoint() between the micro-steps of an optimizer step, on a mesh with replicas "
+          "(zerorun.mesh.replicate), whose gradients are summed only at its end: call it after a step() that "
+          "completes one");
+    }
     if (state.progress.counts().micro > 0) state.reducer.check_window_is_stored();
     check_path(directory, "", "save_checkpoint");
     checkpoint::check_tag(tag);
@@ -345,6 +352,12 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   check_whole_values(state, "engine.save_checkpoint");
   const bool opens = state.residency && (shares || state.mesh.data().device().streams().asynchronous());
   open_slices(state, opens, "writes before a checkpoint");
+  const auto close = [&] {
+    if (opens) close_slices(state, /*gathers=*/shares && !state.policy.replicate_update);
+  };
+  const Failure drifted = failure_of([&] { check_replicas_agree(state, "engine.save_checkpoint"); });
+  if (drifted) close();
+  drifted.raise();
   part.save_latest = options.save_latest;
   part.keep_last = options.keep_last;
   part.node_local = state.config.node_local_checkpoints;
@@ -354,7 +367,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     part.manifest.tag = tag;
     part.pinned.resize(static_cast<size_t>(state.store.count()));
   }
-  if (opens) close_slices(state, /*gathers=*/shares && !state.policy.replicate_update);
+  close();
   state.checkpoints.start(std::move(part));
   if (!options.asynchronous) state.checkpoints.wait();
   return directory / tag;

@@ -1,5 +1,6 @@
 #include "launcher/hosts/dry_run.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 
@@ -59,8 +60,11 @@ std::optional<MeshSizes> find_mesh(const std::vector<std::string>& command, int 
       const auto size = [&](const char* axis) {
         return static_cast<int>(settings.get<int64_t>(std::string("zerorun.mesh.") + axis).value_or(0));
       };
-      return MeshSizes{.data = size("data"), .tensor = size("tensor"), .pipeline = size("pipeline")}.resolved(
-          world_size);
+      const MeshSizes sizes{.data = size("data"),
+                            .tensor = size("tensor"),
+                            .pipeline = size("pipeline"),
+                            .replicate = std::max(size("replicate"), 1)};
+      return sizes.resolved(world_size);
     } catch (const UserError&) {  // the program reports it
     }
   }

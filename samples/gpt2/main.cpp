@@ -233,7 +233,7 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
   engine.wait_for_checkpoint();
   if (!talks) return;
   const int64_t steps = engine.global_steps() - first;
-  if (engine.mesh().data().world_size() == 1 || is_divided(engine) || steps <= 0) return;
+  if (engine.mesh().shards().world_size() == 1 || is_divided(engine) || steps <= 0) return;
   const int64_t micro_steps = steps * engine.config().batch.gradient_accumulation_steps;
   std::printf("%s", traffic_report(engine, model->numel(), micro_steps).c_str());
 }

@@ -38,9 +38,10 @@ std::string memory_table(const zerorun::BytesByCategory& bytes, double formula_b
 }
 
 std::string traffic_report(zerorun::Engine& engine, int64_t parameters, int64_t micro_steps) {
-  const double ranks = engine.mesh().data().world_size();
+  zerorun::Communicator& shards = engine.mesh().shards();
+  const double ranks = shards.world_size();
   const double unit = (ranks - 1) / ranks * static_cast<double>(parameters * micro_steps);
-  auto sent = [&](zerorun::Collective kind) { return engine.mesh().data().volume().elements(kind) / unit; };
+  auto sent = [&](zerorun::Collective kind) { return shards.volume().elements(kind) / unit; };
   std::string report =
       format("sent per micro-step, in (N-1)/N x parameters: %.3f gathered, %.3f reduced\n",
              sent(zerorun::Collective::all_gather), sent(zerorun::Collective::reduce_scatter));

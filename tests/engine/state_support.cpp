@@ -1,6 +1,7 @@
 #include "tests/engine/state_support.h"
 
 #include "engine/model_parameters.h"
+#include "engine/setup.h"
 #include "tests/engine/net.h"
 
 namespace zerorun::testing {
@@ -87,7 +88,9 @@ StateTraining::StateTraining(const StateCase& how, int stage, const std::string&
     client = how.client({model->first, model->last, model->bias});
     options.optimizer = client.get();
   }
-  state = std::make_shared<EngineState>(model_of(*model), config, Mesh(communicator),
+  Mesh mesh = config.mesh ? Mesh(communicator, *config.mesh) : Mesh(communicator);
+  make_near_groups(config, mesh);
+  state = std::make_shared<EngineState>(model_of(*model), config, mesh,
                                         collect_parameters(model_of(*model), config, options), options);
   engine = std::make_unique<Engine>(state);
 }

@@ -44,7 +44,7 @@ struct StateNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(StateNet);
 
-/// A model, its optimizer, and an engine whose state a test can inspect.
+/// A model, its optimizer, and an engine whose state a test can inspect. The mesh is the config's.
 struct StateTraining {
   StateTraining(const StateCase& how, int stage, const std::string& precision,
                 std::shared_ptr<Communicator> communicator, const std::string& more = "", double dropout = 0,
