@@ -52,11 +52,17 @@ at::Tensor imagined_loss(const Model& model) {
   return value;
 }
 
-SentPerStep sent_so_far(const ImaginedCommunicator& communicator) {
-  return {.gathered_elements = communicator.elements_sent(Collective::all_gather),
-          .gathered_bytes = communicator.bytes_sent(Collective::all_gather),
-          .reduced_elements = communicator.elements_sent(Collective::reduce_scatter),
-          .reduced_bytes = communicator.bytes_sent(Collective::reduce_scatter)};
+// Replicas sum gradients by all-reduces. Otherwise these carry only the few numbers of the norm.
+SentPerStep sent_so_far(const ImaginedCommunicator& communicator, bool has_replicas) {
+  SentPerStep sent{.gathered_elements = communicator.elements_sent(Collective::all_gather),
+                   .gathered_bytes = communicator.bytes_sent(Collective::all_gather),
+                   .reduced_elements = communicator.elements_sent(Collective::reduce_scatter),
+                   .reduced_bytes = communicator.bytes_sent(Collective::reduce_scatter)};
+  if (has_replicas) {
+    sent.reduced_elements += communicator.elements_sent(Collective::all_reduce);
+    sent.reduced_bytes += communicator.bytes_sent(Collective::all_reduce);
+  }
+  return sent;
 }
 
 // Adds `times` the difference of two counts.
@@ -90,18 +96,19 @@ RankPlan plan_rank(const ModelShapes& shapes, const Config& config, const Imagin
   RankPlan plan;
   Engine engine = initialize(model, used, std::move(options));
   note_peak(plan.peak, engine);
+  const bool has_replicas = engine.mesh().has_replicas();
   for (int window = 0; window < 2; ++window) {  // the second one follows the plan that the first one makes
     plan.sent = {};
     const int64_t steps = used.batch.gradient_accumulation_steps;
     for (int64_t step = 0; step < steps; ++step) {
-      const SentPerStep before = sent_so_far(*communicator);
+      const SentPerStep before = sent_so_far(*communicator, has_replicas);
       engine.backward(imagined_loss(model));
       note_peak(plan.peak, engine);
       engine.step();
       note_peak(plan.peak, engine);
       const bool is_last = step + 1 == steps;
       const int64_t times = is_last ? 1 : config.batch.gradient_accumulation_steps - 1;
-      add(plan.sent, sent_so_far(*communicator), before, times);
+      add(plan.sent, sent_so_far(*communicator, has_replicas), before, times);
     }
   }
   plan.file_bytes_per_step = engine.bytes_by_category().in_files / 2;  // of two generations a step writes one
