@@ -119,7 +119,7 @@ RestartItem sum_group_of(const Mesh& mesh) {
 
 std::vector<RestartItem> restart_items(EngineState& state) {
   StepCounts& counts = state.progress.restored_counts();
-  std::vector<RestartItem> items = {number("steps.global", counts.global),
+  std::vector<RestartItem> items = {number(kStepsItem, counts.global),
                                     number("steps.skipped", counts.skipped)};
   ShardOptimizer& optimizer = *state.optimizer;
   items.push_back({.name = "steps.optimizer",
