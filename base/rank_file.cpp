@@ -1,11 +1,11 @@
 #include "base/rank_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <array>
 #include <cstdlib>
+
+#include "base/memory_file.h"
 
 namespace zerorun {
 
@@ -29,14 +29,7 @@ bool RankFile::read(int local_rank, void* entry) const {
 UniqueFd open_rank_file(const char* variable, const char* name) {
   const char* path = std::getenv(variable);
   if (path == nullptr || *path == '\0') return {};
-  UniqueFd fd(::open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.is_open()) return {};
-  std::array<char, 64> link{};
-  const std::string self = "/proc/self/fd/" + std::to_string(fd.get());
-  const ssize_t size = ::readlink(self.c_str(), link.data(), link.size());
-  const std::string found(link.data(), size > 0 ? static_cast<size_t>(size) : 0);
-  if (!found.starts_with(std::string("/memfd:") + name)) return {};
-  return fd;
+  return open_memory_file(path, name);
 }
 
 }  // namespace zerorun

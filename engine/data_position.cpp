@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/permutation.h"
@@ -33,6 +34,7 @@ struct DataPosition::State {
   int64_t used = 0;
   Division division = {};
   std::string conflict = {};  // why the position of a checkpoint cannot be used
+  std::function<void()> when_advanced = {};
 
   int64_t per_micro_step() const { return division.micro_batch * division.ranks; }
 };
@@ -85,6 +87,11 @@ std::vector<int64_t> DataPosition::samples(int64_t ahead) const {
 void DataPosition::advance(int64_t micro_steps) {
   check_usable();
   state_->used += micro_steps * state_->per_micro_step();
+  if (state_->when_advanced) state_->when_advanced();
+}
+
+void DataPosition::when_advanced(std::function<void()> action) {
+  state_->when_advanced = std::move(action);
 }
 
 std::vector<uint8_t> DataPosition::saved() const {

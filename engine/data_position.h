@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -58,6 +59,8 @@ class DataPosition {
   /// The samples of so many micro-steps, of all ranks, have been used. Call it alike on all ranks, after the
   /// step() of the micro-step and before a checkpoint is saved.
   void advance(int64_t micro_steps = 1);
+  /// For engines: `action` runs at the end of each advance() from now on; none if it is empty.
+  void when_advanced(std::function<void()> action);
 
   // For checkpoints.
   std::vector<uint8_t> saved() const;

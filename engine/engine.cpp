@@ -85,6 +85,8 @@ Engine::NoSync Engine::no_sync() {
 
 std::filesystem::path Engine::save_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                               const CheckpointOptions& options) {
+  if (has_program_state(options))
+    state_->held_generations.stop("the program saves a client_state, which they cannot have");
   return zerorun::save_checkpoint(*state_, directory, tag, options);
 }
 
@@ -106,6 +108,7 @@ CheckpointProgress Engine::checkpoint_progress() const {
 
 RestoredCheckpoint Engine::load_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                            const RestoreOptions& options) {
+  state_->held_generations.drop();
   return zerorun::load_checkpoint(*state_, directory, tag, options, checkpoint::local_file_system());
 }
 
@@ -119,6 +122,7 @@ void Engine::attach(const DataPosition& position) {
   state_->data->divide({.micro_batch = state_->config.batch.micro_batch_size_per_gpu,
                         .ranks = state_->mesh.data().world_size(),
                         .rank = state_->mesh.data().rank()});
+  state_->held_generations.follow(*state_, *state_->data);
 }
 
 void Engine::save_16bit_model(const std::filesystem::path& directory, const std::string& filename,

@@ -167,7 +167,8 @@ class Engine {
   /// checkpoint that is damaged is passed over on all ranks before anything of it is restored, and the log
   /// warns and names the file. Reads each file once more, divided among ranks. A collective, as
   /// load_checkpoint(), and throws as it does; also throws UserError if there are checkpoints and all are
-  /// damaged.
+  /// damaged. Under `zerorun --hold_every` a newer generation in memory takes the place of a checkpoint, and
+  /// the engine holds generations from now on (docs/restarts.md).
   std::optional<RestoredCheckpoint> load_newest(const std::filesystem::path& directory,
                                                 const RestoreOptions& options = {});
   /// From now on checkpoints have this position, and loading one restores it (if the checkpoint has one, and

@@ -21,6 +21,7 @@
 #include "engine/parameter_owners.h"
 #include "engine/run_monitor.h"
 #include "engine/saving/checkpoint_writer.h"
+#include "engine/saving/held_generations.h"
 #include "engine/schedules.h"
 #include "engine/shard_states.h"
 #include "engine/states_on_host.h"
@@ -225,6 +226,7 @@ struct EngineState {
   std::optional<OwnedParameters> owned;  // always set once the engine is made
 
   std::optional<DataPosition> data = {};  // absent: the program has attached none
+  HeldGenerations held_generations;       // its position is `data`
 };
 
 }  // namespace zerorun

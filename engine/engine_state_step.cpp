@@ -62,6 +62,7 @@ void EngineState::step() {
   }
   span.reset();
   record_end_of_step();
+  held_generations.end_step(*this);
 }
 
 void EngineState::measure() {

@@ -124,6 +124,8 @@ struct RestoreOptions {
   bool strict = true;
   bool optimizer_states = true;  // if false, the optimizer starts anew
   bool counters = true;  // if false, step counts, schedule, loss scale and random generators stay as they are
+  /// Whether load_newest() may take a generation in memory (docs/restarts.md), and step() may hold some.
+  bool from_memory = true;
 };
 
 struct RestoredCheckpoint {

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 
+#include "base/held_memory.h"
 #include "base/join_board.h"
 #include "base/listening.h"
 #include "base/memory_report.h"
@@ -65,6 +66,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
       {"ZERORUN_TIMEOUT", shortest_text(job.timeout_seconds)},
       {"ZERORUN_TERMINAL", std::nullopt},
       {kRestartsVariable, std::nullopt},
+      {kHeldMemoryVariable, std::nullopt},
       // If torchrun started the launcher, this variable would make rank 0 use a store that does not exist.
       {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
   };
@@ -83,6 +85,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
   if (!job.comm.empty()) ours["ZERORUN_COMM"] = job.comm;
   if (job.terminal) ours["ZERORUN_TERMINAL"] = "1";
   if (job.restarts > 0) ours[kRestartsVariable] = std::to_string(job.restarts);
+  if (!job.held_memory.empty()) ours[kHeldMemoryVariable] = job.held_memory;
   if (!job.visible_devices.empty()) ours["CUDA_VISIBLE_DEVICES"] = job.visible_devices;
   if (!has_value(inherited, "OMP_NUM_THREADS"))
     ours["OMP_NUM_THREADS"] = std::to_string(threads_of(job, placement.local_rank(rank)));

@@ -31,6 +31,7 @@ struct JobEnvironment {
   std::vector<std::string> timeline_rings;  // ZERORUN_TIMELINE_RING, one per rank of this host, or none
   bool terminal = false;                    // ZERORUN_TERMINAL: the launcher's stdout is a terminal
   int restarts = 0;                         // ZERORUN_RESTARTS: how often the ranks have been started again
+  std::string held_memory;                  // ZERORUN_HELD_MEMORY (base/held_memory.h); empty: none
 };
 
 /// The variables of rank `rank` that differ from the environment `inherited` ("NAME=value" each). A variable

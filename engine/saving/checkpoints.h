@@ -23,6 +23,9 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const std::filesystem::pa
 /// Throws UserError on all ranks if their `words`, which say what they load, differ. A collective.
 void check_same_words(const std::string& words, Communicator& communicator, const std::string& label);
 
+/// Whether the program gives the checkpoint state of its own.
+bool has_program_state(const CheckpointOptions& options);
+
 /// Engine::load_newest().
 std::optional<RestoredCheckpoint> load_newest(EngineState& state, const std::filesystem::path& directory,
                                               const RestoreOptions& options, checkpoint::FileSystem& files);

@@ -1,18 +1,23 @@
 // Engine::load_newest(): finds the checkpoint that was saved last and is whole, before anything is restored.
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/error.h"
 #include "base/file_path.h"
 #include "base/log.h"
 #include "checkpoint/publication.h"
+#include "checkpoint/saved_state.h"
 #include "checkpoint/verification.h"
 #include "comm/agreement.h"
 #include "engine/saving/checkpoints.h"
+#include "engine/saving/held_generations.h"
+#include "engine/saving/restart_items.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -72,7 +77,76 @@ std::vector<std::string> split(const std::string& list) {
   return parts;
 }
 
+// Optimizer steps before the checkpoint; more than any if its manifest cannot be read, which damage_of()
+// says.
+int64_t steps_of(const fs::path& folder, checkpoint::FileSystem& files) {
+  int64_t steps = std::numeric_limits<int64_t>::max();
+  failure_of([&] {
+    const checkpoint::SavedState saved(files, folder);
+    steps = std::get<int64_t>(saved.manifest().numbers.front().at(kStepsItem));
+  });
+  return steps;
+}
+
+// A checkpoint or a generation in memory.
+struct Candidate {
+  fs::path directory;
+  std::string tag;
+  checkpoint::FileSystem* files;
+  const HeldGenerations::Found* held = nullptr;  // null: a checkpoint
+};
+
+// `held`: the newest first, before which a checkpoint comes that has at least as many steps. The same on all
+// ranks.
+std::vector<Candidate> candidates(EngineState& state, const fs::path& directory,
+                                  checkpoint::FileSystem& files, const std::vector<std::string>& tags,
+                                  const std::vector<HeldGenerations::Found>& held) {
+  std::string order;  // for each of `tags` how many of `held` come before it
+  if (state.mesh.world().rank() == 0 && !held.empty()) {
+    size_t before = 0;
+    for (const std::string& tag : tags) {
+      const int64_t steps = steps_of(directory / tag, files);
+      while (before < held.size() && held[before].step > steps) ++before;
+      order += std::to_string(before) + kBetween;
+    }
+  }
+  if (!held.empty()) order = exchange_texts(order, state.mesh.world(), "ordering checkpoints").front();
+  const std::vector<std::string> places = split(order);
+  std::vector<Candidate> all;
+  size_t next = 0;
+  const auto add_held = [&](size_t end) {
+    for (; next < end; ++next)
+      all.push_back({kHeldFolder, held[next].tag, held[next].files.get(), &held[next]});
+  };
+  for (size_t tag = 0; tag < tags.size(); ++tag) {
+    if (!places.empty()) add_held(std::stoull(places[tag]));
+    all.push_back({directory, tags[tag], &files});
+  }
+  add_held(held.size());
+  return all;
+}
+
+// Says what was restored, where ranks hold generations in memory.
+void log_choice(const EngineState& state, const Candidate& chosen) {
+  if (!state.held_generations.has_memory() || state.mesh.world().rank() > 0) return;
+  log_info("load_newest(): " + (chosen.held ? "step " + std::to_string(chosen.held->step) + " from memory"
+                                            : (chosen.directory / chosen.tag).string()));
+}
+
+std::string why_none_is_held(const RestoreOptions& options, const RestoredCheckpoint& restored) {
+  if (!options.from_memory || !options.optimizer_states || !options.counters)
+    return "load_newest() was told to restore a part";
+  if (has_program_state({.client_state = restored.client_state, .client_tensors = restored.client_tensors}))
+    return "the program saves a client_state, which generations do not have";
+  return {};
+}
+
 }  // namespace
+
+bool has_program_state(const CheckpointOptions& options) {
+  const std::string& text = options.client_state;
+  return !(text.empty() || text == "null" || text == "{}") || !options.client_tensors.empty();
+}
 
 std::optional<RestoredCheckpoint> load_newest(EngineState& state, const fs::path& directory,
                                               const RestoreOptions& options, checkpoint::FileSystem& files) {
@@ -88,13 +162,24 @@ std::optional<RestoredCheckpoint> load_newest(EngineState& state, const fs::path
     for (const std::string& tag : checkpoint::tags_by_age(files, directory)) list += tag + kBetween;
   });
   const std::vector<std::string> tags = split(exchange_texts(list, communicator, label).front());
+  HeldGenerations& generations = state.held_generations;
+  const std::vector<HeldGenerations::Found> held =
+      generations.find(state, directory, why_none_is_held(options, {}));
   std::string damage;
-  for (const std::string& tag : tags) {
-    damage = damage_of(state, directory / tag, files, label);
-    if (damage.empty()) return load_checkpoint(state, directory, tag, options, files);
+  for (const Candidate& one : candidates(state, directory, files, tags, held)) {
+    damage = damage_of(state, one.directory / one.tag, *one.files, label);
+    if (damage.empty()) {
+      RestoredCheckpoint restored = load_checkpoint(state, one.directory, one.tag, options, *one.files);
+      log_choice(state, one);
+      generations.start(state, one.held, why_none_is_held(options, restored));
+      return restored;
+    }
     if (communicator.rank() == 0) log_warning("a checkpoint is damaged and passed over: " + damage);
   }
-  if (tags.empty()) return std::nullopt;
+  if (tags.empty()) {
+    generations.start(state, nullptr, why_none_is_held(options, {}));
+    return std::nullopt;
+  }
   throw UserError(directory.string() + ": all " + std::to_string(tags.size()) +
                   " checkpoints are damaged, the last one so: " + damage +
                   ": copy back a whole one, or give an empty folder to begin anew");

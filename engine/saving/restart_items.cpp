@@ -95,7 +95,7 @@ RestartItem data_position_of(DataPosition& position) {
 
 std::vector<RestartItem> restart_items(EngineState& state) {
   StepCounts& counts = state.progress.restored_counts();
-  std::vector<RestartItem> items = {number("steps.global", counts.global),
+  std::vector<RestartItem> items = {number(kStepsItem, counts.global),
                                     number("steps.skipped", counts.skipped)};
   ShardOptimizer& optimizer = *state.optimizer;
   items.push_back({.name = "steps.optimizer",

@@ -12,6 +12,9 @@
 
 namespace zerorun {
 
+/// The item with the number of optimizer steps.
+inline constexpr const char* kStepsItem = "steps.global";
+
 struct RestartItem {
   std::string name;  // "steps.global", "generator.cpu"
   std::function<checkpoint::RestartValue()> read;

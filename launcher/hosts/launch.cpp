@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/held_memory.h"
 #include "base/listening.h"
 #include "base/route.h"
 #include "base/unique_fd.h"
@@ -167,6 +168,11 @@ JobPlan plan_attempt(const LaunchOptions& options, NodeOrder& order, const ThisM
 }
 
 int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** argv) {
+  HeldMemory held;  // stays over all attempts
+  if (options.max_restarts > 0 && options.hold_every > 0) {
+    held = HeldMemory(static_cast<int>(std::ssize(order.nodes[order.node].slots)), options.hold_every);
+    order.held_memory = held.text();
+  }
   const ThisMachine machine = inspect_machine(options.device);
   const int usable_gpus = check_gpus(order, machine, inherited_by_ranks(order));
   UniqueFd claim;
@@ -180,6 +186,8 @@ int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** ar
   Guardian guardian(argc, argv);
   Console console(rank_labels(order.nodes), options.quiet);
   console.information(machine_line(options, usable_gpus, ranks));
+  if (options.max_restarts > 0 && options.hold_every > 0 && order.held_memory.empty())
+    console.notice("--hold_every has no effect: the system has no memory files for so many ranks");
   Restarts restarts(options.max_restarts);
   while (true) {
     plan.judge = [&](const FailedAttempt& attempt) { return restarts.judge(attempt); };

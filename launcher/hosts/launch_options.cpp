@@ -19,6 +19,7 @@ namespace zerorun::launcher {
 namespace {
 
 constexpr double kLongestTimeout = 1e6;
+constexpr int kMostSteps = 1'000'000;  // of --hold_every
 
 constexpr char kDescription[] =
     "Runs PROGRAM as the ranks of one job. Arguments after PROGRAM are passed to it unchanged.";
@@ -119,7 +120,7 @@ std::vector<std::string> command_of(const CLI::App& app) {
 struct PlacementValues {
   bool no_ssh = false, no_local_rank = false, no_ssh_check = false, standalone = false;
   // Numbers are texts here: the parser that checks them reads them too.
-  std::string ranks, nodes, node_rank, master_port, ssh_port, restarts;
+  std::string ranks, nodes, node_rank, master_port, ssh_port, restarts, hold_every;
   std::string launcher, launcher_args, rdzv_backend, local_address, ignored;
 };
 
@@ -180,10 +181,16 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
   app.add_option("--local_addr,--local-addr", values.local_address,
                  "No effect on one host, where alone it is accepted")
       ->type_name("ADDRESS");
-  app.add_option("--max_restarts,--max-restarts", values.restarts,
-                 "After a failure start all ranks again, at most N times (on one host); without it 0")
+  CLI::Option* restarts =
+      app.add_option("--max_restarts,--max-restarts", values.restarts,
+                     "After a failure start all ranks again, at most N times (on one host); without it 0")
+          ->type_name("N")
+          ->check(checks::whole_number(0, kMostRanks));
+  app.add_option("--hold_every,--hold-every", values.hold_every,
+                 "Hold the state of each Nth optimizer step in memory, for load_newest() after a restart")
       ->type_name("N")
-      ->check(checks::whole_number(0, kMostRanks));
+      ->check(checks::whole_number(1, kMostSteps))
+      ->needs(restarts);
   app.add_option("--monitor_interval,--monitor-interval,--start_method,--start-method", values.ignored,
                  "No effect: the launcher sees at once that a rank has ended, and starts programs")
       ->type_name("VALUE");
@@ -371,6 +378,7 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   options.master_port = whole_number_in(values.master_port);
   options.ssh_port = whole_number_in(values.ssh_port);
   options.max_restarts = whole_number_in(values.restarts).value_or(0);
+  options.hold_every = whole_number_in(values.hold_every).value_or(0);
   if (!values.launcher.empty()) options.starter = parse_starter(CLI::detail::to_lower(values.launcher));
   options.launcher_args = CLI::detail::split_up(values.launcher_args);
   options.grace = std::chrono::milliseconds(std::llround(grace_seconds * 1000));

@@ -47,6 +47,7 @@ struct LaunchOptions {
   bool as_deepspeed = false;         // `import deepspeed` in the program finds the package zerorun
   bool pass_local_rank = false;      // the program gets --local_rank=N, as from DeepSpeed's launcher
   int max_restarts = 0;              // how often the ranks are started again after a failure
+  int hold_every = 0;                // ranks hold the state of each so-manieth step in memory; 0: of none
   bool dry_run = false;              // print the ranks' commands instead of running them
   std::vector<std::string> command;  // the program and its arguments, untouched
 };

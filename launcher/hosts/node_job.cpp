@@ -88,6 +88,7 @@ JobEnvironment node_environment(const NodeOrder& order, const MeetingPoint& poin
   job.visible_devices = visible_devices(order.slots_named, slots, machine);
   job.terminal = order.terminal;
   job.restarts = order.logs.attempt;
+  job.held_memory = order.held_memory;
   job.timeline = order.timeline;
   job.timeline_steps = order.timeline_steps;
   if (order.bind_cores) {

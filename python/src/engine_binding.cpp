@@ -137,13 +137,15 @@ void bind_checkpoints(Class& engine) {
              }());
            })
       .def("load_newest",
-           [](CoreEngine& core, const std::string& folder, bool strict, bool optimizer_states,
-              bool counters) -> std::optional<decltype(as_tuple({}))> {
+           [](CoreEngine& core, const std::string& folder, bool strict, bool optimizer_states, bool counters,
+              bool from_memory) -> std::optional<decltype(as_tuple({}))> {
              std::optional<RestoredCheckpoint> restored = [&] {
                const InCall in_call;
                const py::gil_scoped_release no_gil;
-               return core.get().load_newest(
-                   folder, {.strict = strict, .optimizer_states = optimizer_states, .counters = counters});
+               return core.get().load_newest(folder, {.strict = strict,
+                                                      .optimizer_states = optimizer_states,
+                                                      .counters = counters,
+                                                      .from_memory = from_memory});
              }();
              if (!restored) return std::nullopt;
              return as_tuple(std::move(*restored));

@@ -79,7 +79,10 @@ class Checkpoints:
         """Returns (path, client_state) of the checkpoint that was saved last and is whole on all ranks; None if there is no
         checkpoint. A damaged one is passed over, and the log warns (docs/restarts.md). A collective."""
         folder = path_for_core(load_dir, "load_newest")
-        return self._load(lambda *what: self._core.load_newest(folder, *what), True, True, True, False)
+        # What checkpoints have of Python's objects, generations in memory do not.
+        schedules = self.lr_scheduler is not None and not self._runs_schedule
+        from_memory = self._flat is None and not schedules
+        return self._load(lambda *what: self._core.load_newest(folder, *what, from_memory), True, True, True, False)
 
     def _load(self, load, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only):
         whole = not (load_module_only or self._config["computes_only"])

@@ -1,9 +1,9 @@
 // A training for restarts_test: a rank of `zerorun --max_restarts`, which a test kills at any moment.
 //
-//   restarted_program FOLDER STEPS
+//   restarted_program FOLDER STEPS SAVE_EVERY STAGE PRECISION
 //
-// Rank R appends a line to FOLDER/rankR for each step: "STEP LOSS SAMPLE...", and times of its attempt as
-// "# began|read|stepped SECONDS". The last step waits until there is a file FOLDER/go.
+// Rank R appends a line to FOLDER/rankR for each step, just before it ends: "STEP LOSS SAMPLE...", and times
+// of its attempt as "# began|read|stepped SECONDS". The last step waits until there is a file FOLDER/go.
 #include <fcntl.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -23,13 +23,21 @@ using namespace std::chrono_literals;
 
 constexpr int64_t kData = 50;
 constexpr int64_t kWidth = 24;
-constexpr char kConfig[] = R"({
+
+std::string config_of(const std::string& stage, const std::string& precision) {
+  // A window of 8 steps, so that the scale grows in the run.
+  const std::string fp16 = R"("fp16": {"enabled": true, "initial_scale_power": 18, "loss_scale_window": 8},)";
+  return R"({
   "train_micro_batch_size_per_gpu": 3,
   "gradient_accumulation_steps": 2,
   "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
   "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 40}},
-  "zero_optimization": {"stage": 2}
-})";
+  )" +
+         (precision == "fp16"   ? fp16
+          : precision == "bf16" ? R"("bf16": {"enabled": true},)"
+                                : "") +
+         R"("zero_optimization": {"stage": )" + stage + "}}";
+}
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {
@@ -72,14 +80,14 @@ void await(const fs::path& file) {
   }
 }
 
-int run(const fs::path& folder, int64_t steps) {
+int run(const fs::path& folder, int64_t steps, int64_t save_every, const std::string& config) {
   at::set_num_threads(1);
   const auto rank = zerorun::Environment::read().rank;
   const fs::path log = folder / ("rank" + std::to_string(rank));
   append(log, "# began " + seconds_now());
   torch::manual_seed(11 + rank);
   Net model;
-  zerorun::Engine engine = zerorun::initialize(*model, zerorun::parse_config(kConfig, "config", 2));
+  zerorun::Engine engine = zerorun::initialize(*model, zerorun::parse_config(config, "config", 2));
   zerorun::DataPosition position(kData, 5);
   engine.attach(position);
   engine.load_newest(folder / "saves");
@@ -94,16 +102,18 @@ int run(const fs::path& folder, int64_t steps) {
       const std::vector<int64_t> samples = position.samples();
       const at::Tensor loss = model->loss(torch::tensor(samples, torch::kLong));
       engine.backward(loss);
-      engine.step();
-      position.advance();
       line << ' ' << loss.item<float>();
       for (const int64_t sample : samples) line << ' ' << sample;
+      // A restart from memory may begin right behind step(), so the line is written before it.
+      if (micro_step == 1) append(log, line.str());
+      std::this_thread::sleep_for(5ms);
+      engine.step();
+      position.advance();
     }
-    append(log, line.str());
     if (is_first) append(log, "# stepped " + seconds_now());
     is_first = false;
-    if (step % 3 == 2) engine.save_checkpoint(folder / "saves", "", {.keep_last = 3});
-    std::this_thread::sleep_for(15ms);
+    if (step % save_every == save_every - 1) engine.save_checkpoint(folder / "saves", "", {.keep_last = 3});
+    std::this_thread::sleep_for(5ms);
   }
   engine.wait_for_checkpoint();
   engine.save_16bit_model(folder, "end.safetensors");
@@ -114,7 +124,8 @@ int run(const fs::path& folder, int64_t steps) {
 
 int main(int argc, char** argv) {
   return zerorun::run_program([&] {
-    if (argc != 3) throw zerorun::UserError("usage: restarted_program FOLDER STEPS");
-    return run(argv[1], std::atoll(argv[2]));
+    if (argc != 6)
+      throw zerorun::UserError("usage: restarted_program FOLDER STEPS SAVE_EVERY STAGE PRECISION");
+    return run(argv[1], std::atoll(argv[2]), std::atoll(argv[3]), config_of(argv[4], argv[5]));
   });
 }

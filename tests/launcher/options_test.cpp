@@ -242,6 +242,10 @@ TEST_CASE("torchrun's and DeepSpeed's lines for one host are read as they mean i
   CHECK_THAT(mistake({"--nnodes=2", "--rdzv_endpoint=a:0", "p"}), Contains("cannot find a free port"));
   CHECK(options({"--max_restarts=3", "p"}).max_restarts == 3);
   CHECK_THAT(mistake({"--max_restarts=-1", "p"}), Contains("found '-1'"));
+  CHECK(options({"--max_restarts=3", "p"}).hold_every == 0);
+  CHECK(options({"--max_restarts=3", "--hold-every=2", "p"}).hold_every == 2);
+  CHECK_THAT(mistake({"--max_restarts=3", "--hold_every=0", "p"}), Contains("found '0'"));
+  CHECK_THAT(mistake({"--hold_every=1", "p"}), Contains("--max_restarts"));
   CHECK_THAT(mistake({"--nnodes=2", "--local_addr=a", "p"}), Contains("--local_addr"));
   CHECK_THAT(mistake({"--nproc_per_node=all", "p"}), Contains("gpu, cpu or auto; found 'all'"));
   for (const char* option :

@@ -224,3 +224,28 @@ TEST_CASE("each attempt has log files of its own") {
   CHECK(std::distance(begin(files), end(files)) == 2);
   std::filesystem::remove_all(base);
 }
+
+TEST_CASE("ranks find the memory of --hold_every again, which only they and the launcher have open") {
+  Launched job(
+      {.options = {"--num_gpus", "2", "--max_restarts", "1", "--hold_every", "4"},
+       .script =
+           "set -- $ZERORUN_HELD_MEMORY; every=$1; [ $RANK = 0 ] || shift 2\n"
+           "[ -n \"$ZERORUN_RESTARTS\" ] && {\n"
+           "  echo every $every: $(cat $2) of $#, open: $(ls -l /proc/self/fd | grep -c memfd:zerorun)\n"
+           "  exit 0\n"
+           "}\n"
+           "printf \"rank $RANK\" >$2; : >$DIR/wrote$RANK; " +
+           kWaits + "while [ ! -e $DIR/wrote0 ]; do sleep 0.02; done; exit 3"});
+  const Result result = job.finish();
+  CHECK(result.exit_code == 0);
+  CHECK_THAT(result.out,
+             Contains("every 4: rank 0 of 5, open: 0") && Contains("every 4: rank 1 of 3, open: 0"));
+
+  for (const char* restarts : {"0", "1"}) {
+    CAPTURE(restarts);
+    Launched none({.options = {"--num_gpus", "1", "--max_restarts", restarts},
+                   .script = "echo held: $ZERORUN_HELD_MEMORY.",
+                   .environment = {{"ZERORUN_HELD_MEMORY", "1 /dev/null /dev/null"}}});
+    CHECK_THAT(none.finish().out, Contains("held: ."));
+  }
+}

@@ -1,0 +1,337 @@
+#include "engine/saving/held_generations.h"
+
+#include <c10/core/GradMode.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <span>
+#include <sstream>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hexadecimal.h"
+#include "base/log.h"
+#include "checkpoint/checksums.h"
+#include "checkpoint/own_folder.h"
+#include "checkpoint/publication.h"
+#include "comm/agreement.h"
+#include "engine/engine_state.h"
+#include "engine/saving/checkpoint_part.h"
+#include "engine/saving/save_checks.h"
+
+namespace zerorun {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kLabel = "generations in memory";
+constexpr char kRemark = '!';  // begins a line that names no generation
+
+// The memory to which engines of this process write, by the number of a rank's first file.
+struct UsedMemory {
+  std::mutex mutex;
+  std::set<ino_t> files;
+};
+
+UsedMemory& used_memory() {
+  static UsedMemory all;
+  return all;
+}
+
+ino_t number_of(const HeldSlots& slots) {
+  struct stat status {};
+  ::fstat(slots[0].get(), &status);
+  return status.st_ino;
+}
+
+std::string id_of(const fs::path& directory) {
+  std::error_code error;
+  const fs::path whole = fs::weakly_canonical(directory, error);
+  const std::string path = (error ? directory : whole).string();
+  return in_hexadecimal(checkpoint::checksum_of(std::as_bytes(std::span(path))));
+}
+
+}  // namespace
+
+struct HeldGenerations::Listing {
+  explicit Listing(const std::string& text) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      Name name;
+      if (line.starts_with(kRemark)) {
+        remarks.push_back(line.substr(1));
+      } else if (std::istringstream(line) >> name.attempt >> name.step) {
+        names.push_back(std::move(name));
+      }
+    }
+  }
+  bool has(const Name& name) const { return std::ranges::find(names, name) != names.end(); }
+
+  std::vector<Name> names;
+  std::vector<std::string> remarks;
+};
+
+HeldGenerations::~HeldGenerations() {
+  if (!home_.is_current()) return;
+  if (position_) position_->when_advanced({});
+  if (!holds_) return;
+  const std::lock_guard lock(used_memory().mutex);
+  used_memory().files.erase(number_of(*own_));
+}
+
+void HeldGenerations::open(const EngineState& state) {
+  if (memory_) return;
+  memory_ = open_held_memory();
+  const Communicator& ranks = state.mesh.world();
+  if (std::ssize(memory_->ranks) == ranks.world_size())
+    own_ = &memory_->ranks[static_cast<size_t>(ranks.rank())];
+}
+
+// A line for each generation; empty if the launcher holds none. Damage and why none is taken are remarks.
+std::string HeldGenerations::list_own(const std::string& refusal) const {
+  if (memory_->ranks.empty()) return {};
+  if (own_ == nullptr) {
+    return kRemark + ("the launcher has memory for " + std::to_string(memory_->ranks.size()) +
+                      " ranks, and the job has another number: none is taken\n");
+  }
+  if (!refusal.empty()) return kRemark + refusal + ": none is taken\n";
+  std::string list = "\n";
+  for (const UniqueFd& slot : *own_) {
+    try {
+      const auto generation = checkpoint::read_generation(slot.get());
+      if (generation && generation->run == run_)
+        list += generation->attempt + " " + std::to_string(generation->step) + "\n";
+    } catch (const std::exception& error) {
+      list += kRemark + std::string("one is passed over: ") + error.what() + "\n";
+    }
+  }
+  return list;
+}
+
+std::vector<HeldGenerations::Found> HeldGenerations::find(EngineState& state, const fs::path& directory,
+                                                          const std::string& refusal) {
+  Communicator& ranks = state.mesh.world();
+  open(state);
+  run_ = id_of(directory);
+  const std::vector<std::string> texts = exchange_texts(list_own(refusal), ranks, kLabel);
+  has_memory_ = std::ranges::none_of(texts, [](const std::string& text) { return text.empty(); });
+  if (!has_memory_) return {};
+  std::vector<Listing> lists;
+  for (const std::string& text : texts) lists.emplace_back(text);
+  std::vector<Found> found;
+  for (size_t rank = 0; rank < lists.size(); ++rank) {
+    for (const std::string& remark : lists[rank].remarks) {
+      if (ranks.rank() == 0)
+        log_warning("generations in memory: rank " + std::to_string(rank) + ": " + remark);
+    }
+  }
+  for (const Name& name : lists.front().names) {
+    if (std::ranges::all_of(lists, [&](const Listing& list) { return list.has(name); }))
+      found.push_back({.attempt = name.attempt,
+                       .step = name.step,
+                       .tag = checkpoint::kStepTag + std::to_string(name.step),
+                       .files = files_of(name)});
+  }
+  std::ranges::sort(found, std::ranges::greater(), &Found::step);
+  return found;
+}
+
+// The files of a generation of all ranks, with a manifest. If that cannot be made, there is none, as in a
+// damaged checkpoint.
+std::unique_ptr<checkpoint::HeldFiles> HeldGenerations::files_of(const Name& name) const {
+  auto files = std::make_unique<checkpoint::HeldFiles>();
+  try {
+    checkpoint::Manifest manifest;
+    for (const HeldSlots& slots : memory_->ranks) {
+      for (const UniqueFd& slot : slots) {
+        const auto generation = checkpoint::read_generation(slot.get());
+        if (!generation || generation->run != run_ ||
+            name != Name{.attempt = generation->attempt, .step = generation->step})
+          continue;
+        if (!generation->manifest.empty()) {
+          manifest = checkpoint::parse_manifest(generation->manifest, kHeldFolder);
+          manifest.numbers.clear();
+        }
+        checkpoint::add_part(manifest, generation->part, kHeldFolder);
+        for (const auto& [file, place] : generation->places) files->add(file, place);
+        break;
+      }
+    }
+    files->add(checkpoint::kManifestName, checkpoint::to_json(manifest));
+  } catch (const std::exception& error) {
+    log_warning(std::string("a generation in memory cannot be read: ") + error.what());
+  }
+  return files;
+}
+
+// Why this engine's state is not held; empty if it is.
+std::string HeldGenerations::why_not(EngineState& state) const {
+  if (own_ == nullptr) return "the job has another number of ranks than the launcher has started";
+  if (state.computes_only) return "the engine does not train";
+  if (state.mesh.world().device().streams().asynchronous()) return "the state is in a GPU's memory";
+  if (state.mesh.has_groups() || state.stage) return "the model is divided among tensor or pipeline ranks";
+  if (state.store.files() != nullptr || state.store.value_files() != nullptr)
+    return "state is kept in files (offload to nvme)";
+  return failure_of([&] { reserve(state); }).text;
+}
+
+// So that a lack of memory is found before the first step.
+void HeldGenerations::reserve(EngineState& state) const {
+  constexpr int64_t kPerRange = 1024;  // in a file's header and in the description
+  constexpr int64_t kMore = 1 << 18;
+  const c10::NoGradGuard no_grad;
+  CheckpointPart part;
+  fill_part(state, "", {}, ReadTime::at_once, part);
+  int64_t bytes = kMore;
+  for (const checkpoint::FileToWrite& file : part.files)
+    bytes += file.bytes() + kPerRange * std::ssize(file.ranges) + 2 * checkpoint::kPageBytes;
+  for (const UniqueFd& slot : *own_) checkpoint::reserve_generation(slot.get(), bytes);
+}
+
+void HeldGenerations::start(EngineState& state, const Found* restored, const std::string& refusal) {
+  if (!has_memory_) return;
+  Communicator& ranks = state.mesh.world();
+  const auto reasons = exchange_texts(refusal.empty() ? why_not(state) : refusal, ranks, kLabel);
+  for (size_t rank = 0; rank < reasons.size(); ++rank) {
+    if (reasons[rank].empty()) continue;
+    if (ranks.rank() == 0)
+      log_warning("--hold_every: no state is held in memory, restarts are from checkpoints alone: rank " +
+                  std::to_string(rank) + ": " + reasons[rank]);
+    return release();
+  }
+  on_all_ranks(ranks, kLabel, [&] {
+    if (!holds_) claim();
+    keep_only(restored);
+  });
+  attempt_ = exchange_texts(ranks.rank() == 0 ? checkpoint::new_save_id() : "", ranks, kLabel).front();
+  held_ = 0;
+  holds_ = true;
+}
+
+void HeldGenerations::claim() const {
+  const std::lock_guard lock(used_memory().mutex);
+  if (used_memory().files.insert(number_of(*own_)).second) return;
+  throw UserError(
+      "load_newest() of a second engine in a process whose first one holds its state in memory: only one "
+      "engine can go on from there, so leave out --hold_every");
+}
+
+// The next generation is written over the other slot.
+void HeldGenerations::keep_only(const Found* restored) {
+  newest_ = 1;
+  for (int slot = 0; slot < 2; ++slot) {
+    const int file = (*own_)[static_cast<size_t>(slot)].get();
+    bool is_restored = false;
+    failure_of([&] {  // the other one may be damaged
+      const auto there = checkpoint::read_generation(file);
+      is_restored = restored && there && there->run == run_ && there->attempt == restored->attempt &&
+                    there->step == restored->step;
+    });
+    if (is_restored) {
+      newest_ = slot;
+    } else {
+      checkpoint::clear_generation(file);
+    }
+  }
+}
+
+void HeldGenerations::drop() {
+  is_due_ = false;
+  if (!holds_) return;
+  for (const UniqueFd& slot : *own_) checkpoint::clear_generation(slot.get());
+}
+
+void HeldGenerations::release() {
+  if (!std::exchange(holds_, false)) return;
+  for (const UniqueFd& slot : *own_) {
+    [[maybe_unused]] const int ignored = ::ftruncate(slot.get(), 0);  // frees the memory
+  }
+  const std::lock_guard lock(used_memory().mutex);
+  used_memory().files.erase(number_of(*own_));
+}
+
+void HeldGenerations::stop(const std::string& reason) {
+  if (!holds_) return;
+  log_warning("--hold_every: from now on no state is held in memory, restarts are from checkpoints alone: " +
+              reason);
+  release();
+}
+
+void HeldGenerations::end_step(EngineState& state) {
+  if (!holds_ || state.progress.counts().global % memory_->every != 0) return;
+  is_due_ = true;
+  if (!state.data) hold(state);
+}
+
+void HeldGenerations::follow(EngineState& state, DataPosition& position) {
+  if (position_) position_->when_advanced({});
+  position_ = position;
+  position_->when_advanced([this, &state] { hold(state); });
+}
+
+void HeldGenerations::hold(EngineState& state) {
+  if (!is_due_ || !holds_ || !home_.is_current()) return;
+  is_due_ = false;
+  const c10::NoGradGuard no_grad;
+  const Failure refusal = failure_of([&] {
+    state.check_no_step_is_open("--hold_every");
+    state.check_states_are_here("--hold_every");
+    state.optimizer->follow_program();
+    state.follow_schedule();
+    check_numbers(state, "--hold_every");
+    if (state.progress.counts().micro > 0 || (state.residency && state.residency->has_pending_writes()))
+      throw UserError("the program has written to parameters, or begun the next step");
+  });
+  if (refusal) {
+    if (!std::exchange(has_warned_, true))
+      log_warning("step " + std::to_string(state.progress.counts().global) +
+                  " is not held in memory, nor are others for such a reason: " + refusal.text);
+    return;
+  }
+  state.buckets.follow_writes();
+  if (const Failure failure = failure_of([&] { write(state); })) stop(failure.text);
+}
+
+void HeldGenerations::write(EngineState& state) {
+  const auto begin = std::chrono::steady_clock::now();
+  const int64_t step = state.progress.counts().global;
+  const int slot = 1 - newest_;
+  const int file = (*own_)[static_cast<size_t>(slot)].get();
+  const std::string tag = checkpoint::kStepTag + std::to_string(step);
+  CheckpointPart part;
+  fill_part(state, tag, {}, ReadTime::at_once, part);
+  checkpoint::clear_generation(file);
+  checkpoint::HeldFiles files(file, checkpoint::kHeldBegin);
+  std::map<std::string, checkpoint::StateFileFacts> facts;
+  for (const checkpoint::FileToWrite& one : part.files)
+    facts[one.name] = checkpoint::write_state_file(files, kHeldFolder, one);
+  checkpoint::HeldGeneration generation{.run = run_, .attempt = attempt_, .step = step};
+  generation.part = checkpoint::to_json(facts, part.manifest.numbers.front());
+  generation.places = files.places();
+  const bool is_first = state.mesh.world().rank() == 0;
+  part.manifest.numbers.assign(static_cast<size_t>(part.manifest.world_size), {});
+  if (is_first) generation.manifest = checkpoint::to_json(part.manifest);
+  checkpoint::finish_generation(file, generation, files.end());
+  newest_ = slot;
+  constexpr int64_t kSteady = 4;  // both slots have their pages
+  if (++held_ == kSteady && is_first) log_cost(std::chrono::steady_clock::now() - begin, files.end());
+  written_ = std::chrono::steady_clock::now();
+}
+
+void HeldGenerations::log_cost(std::chrono::duration<double> time, int64_t bytes) const {
+  const std::chrono::duration<double> between = std::chrono::steady_clock::now() - written_;
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  std::ostringstream text;
+  text.precision(3);
+  text << "each rank holds its last two generations in memory (--hold_every): 2 x " << mib
+       << " MiB for rank 0, each written in " << time.count() * 1000 << " ms (" << mib / 1024 / time.count()
+       << " GiB/s), " << 100 * (time / between) << " % of the time from one to the next";
+  log_info(text.str());
+}
+
+}  // namespace zerorun
