@@ -22,11 +22,24 @@ EVERY = [*itertools.product((1, 2, 4), range(4), ("parameters", "uniform", "type
 PLACES = ("layer", "first", "backward", "returned", "loss")  # where something raises: pipeline_errors.py
 
 
+def check_losses(output):
+    lines = re.findall(r"losses: .*", output)
+    assert len(lines) == 4 and len(set(lines)) == 1, output
+
+
 @pytest.mark.parametrize("comm", ["shm", "gloo"] if ALL else ["shm"])
-def test_models_train_like_plain_torch(comm):
-    runs = EVERY if ALL else FEW
-    output = run_several([("pipeline.py", *arguments) for arguments in runs], ranks=4, timeout=1800, ZERORUN_COMM=comm)
-    assert output.count("PASS") == 4 * len(runs)
+def test_models_train_like_plain_torch_and_a_program_of_deepspeed_runs(comm):
+    programs = [("pipeline.py", *arguments) for arguments in (EVERY if ALL else FEW)]
+    output = run_several([*programs, ("pipeline_deepspeed.py", "--stages", 2)], ranks=4, timeout=1800, kind="zerorun as deepspeed",
+                         ZERORUN_COMM=comm)
+    assert output.count("PASS") == 4 * len(programs)
+    check_losses(output)
+
+
+@pytest.mark.skipif(not ALL, reason="scripts/test_python --all")
+@pytest.mark.parametrize("stages", [1, 4])
+def test_a_program_of_deepspeed(stages):
+    check_losses(run("pipeline_deepspeed.py", "--stages", stages, ranks=4, kind="zerorun as deepspeed"))
 
 
 @pytest.mark.parametrize("comm", ["shm", "gloo"])
@@ -41,13 +54,6 @@ def test_two_ranks(comm, tmp_path):
 
 def test_what_raises_on_one_stage_ends_the_job():
     assert "ZeroDivisionError: a division of the program" in run("pipeline_errors.py", "uncaught", expect=1, timeout=60)
-
-
-def test_a_program_of_deepspeed():
-    for stages in (1, 2, 4) if ALL else (2,):
-        output = run("pipeline_deepspeed.py", "--stages", stages, ranks=4, kind="zerorun as deepspeed")
-        lines = re.findall(r"losses: .*", output)
-        assert len(lines) == 4 and len(set(lines)) == 1, output
 
 
 def net(layers=None, **more):

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 import zerorun
-from launch import ALL, run, run_several
+from framework_cases import FRAMEWORKS
+from launch import ALL, PROGRAMS, run, run_several
 from zerorun.tensor_plan import entries_of
 
 transformers = pytest.importorskip("transformers")
@@ -17,45 +18,28 @@ EVERY = list(itertools.product(("llama", "qwen3", "gpt_neox", "gpt2", "lora"), r
 
 
 @pytest.mark.parametrize("comm", ["shm", "gloo"] if ALL else ["shm"])
-def test_models_train_like_plain_torch(comm):
-    runs = EVERY if ALL else FEW
-    output = run_several([("tensor_parallel.py", *arguments) for arguments in runs], ranks=4, timeout=900, ZERORUN_COMM=comm)
-    assert output.count("PASS") == 4 * len(runs)
+def test_models_train_like_plain_torch_and_whole_values_are_whole(comm):
+    runs = [("tensor_parallel.py", *arguments) for arguments in (EVERY if ALL else FEW)]
+    if comm == "shm":
+        runs += [("tensor_access.py", stage) for stage in (range(4) if ALL else (0, 3))]
+    assert run_several(runs, ranks=4, timeout=900, ZERORUN_COMM=comm).count("PASS") == 4 * len(runs)
 
 
-def test_a_model_over_gloo():
-    assert run("tensor_parallel.py", "qwen3", 1, ranks=4, ZERORUN_COMM="gloo").count("PASS") == 4
-
-
-def test_whole_values():
-    stages = range(4) if ALL else (0, 3)
-    assert run_several([("tensor_access.py", stage) for stage in stages], ranks=4).count("PASS") == 4 * len(stages)
-
-
-def test_errors():
-    assert run("tensor_errors.py").count("PASS") == 2
-
-
-def test_verify_plan():
-    assert run("tensor_verify.py").count("PASS") == 2
+def test_errors_and_verify_plan():
+    assert run_several([("tensor_errors.py",), ("tensor_verify.py",)]).count("PASS") == 4
 
 
 def test_tp_model_init():
     assert run("tensor_told.py", kind="zerorun as deepspeed").count("PASS") == 2
 
 
-def test_trainer(tmp_path):
-    """With autotp_size in the ds_config, as in programs for DeepSpeed."""
+def test_accelerate_and_trainer(tmp_path):
+    """With autotp_size in the ds_config, as in programs for DeepSpeed, and over Gloo."""
     pytest.importorskip("accelerate")
-    for stage in range(4) if ALL else (3,):
-        output = run("tensor_trainer.py", stage, tmp_path / str(stage), ranks=4, kind="zerorun as deepspeed")
-        assert output.count("PASS") == 4
-
-
-def test_accelerate():
-    pytest.importorskip("accelerate")
-    for stage in range(4) if ALL else (2,):
-        assert run("tensor_accelerate.py", stage, ranks=4, kind="zerorun as deepspeed").count("PASS") == 4
+    for loop, trainer in zip(range(4), range(4)) if ALL else [(2, 3)]:  # stages
+        programs = [PROGRAMS / "tensor_accelerate.py", loop, "--", PROGRAMS / "tensor_trainer.py", trainer, tmp_path / str(trainer)]
+        output = run(FRAMEWORKS / "together.py", *programs, ranks=4, kind="zerorun as deepspeed", ZERORUN_COMM="gloo")
+        assert output.count("PASS") == 8
 
 
 def plan_of(model, given=None, ranks=2):

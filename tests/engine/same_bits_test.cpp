@@ -3,7 +3,6 @@
 // stages 2 and 3. Each training must also take the bytes and send the elements that the formulas give
 // (docs/architecture.md).
 #include <catch2/catch.hpp>
-#include <map>
 
 #include "tests/support/settings.h"
 #include "tests/support/temporary_folder.h"
@@ -68,64 +67,81 @@ std::string limits(int64_t max_live, int64_t prefetch, const std::string& more =
          R"(, "stage3_prefetch_bucket_size": )" + std::to_string(prefetch) + more;
 }
 
-std::vector<Form> forms(const TemporaryFolder& folder) {
-  std::vector<Form> forms;
+// Forms that differ in one or two keys: a setting tries one of them, or with tries_all() all.
+using Family = std::vector<Form>;
+
+std::vector<Family> whole_families() {
+  std::vector<Family> families;
+  const std::string overlaps = R"(, "overlap_comm": true)";
   for (const int stage : {0, 1, 2}) {
-    forms.push_back({.stage = stage});
-    forms.push_back({.stage = stage, .zero = R"(, "overlap_comm": false)"});
-    const std::string overlaps = R"(, "overlap_comm": true)";
-    forms.push_back({.stage = stage, .zero = overlaps});
+    families.push_back({{.stage = stage},
+                        {.stage = stage, .zero = R"(, "overlap_comm": false)"},
+                        {.stage = stage, .zero = overlaps}});
+    Family& of_buckets = families.emplace_back();
     for (const int64_t numel : {5'000, 20'000, 1'000'000})
-      forms.push_back({.stage = stage, .zero = overlaps, .bucket_numel = numel});
-    forms.push_back({.stage = stage, .zero = overlaps, .bucket_numel = 1, .formulas = Formulas::only_bits});
+      of_buckets.push_back({.stage = stage, .zero = overlaps, .bucket_numel = numel});
+    of_buckets.push_back(
+        {.stage = stage, .zero = overlaps, .bucket_numel = 1, .formulas = Formulas::only_bits});
   }
-  for (const int64_t prefetch : {0, 20'000, 50'000'000}) {
-    Form form{.stage = 3, .bucket_numel = kBucket};
-    form.zero = limits(1'000'000'000, prefetch, kNoneStays);
-    forms.push_back(form);
-    // The engine releases the bucket whose next use is furthest ahead (Belady's rule). So some buckets stay
-    // in memory from forward to backward, and each bucket is gathered at most twice per micro-step.
-    form.most_gathers = 2;
-    for (const int64_t max_live : {20'000, 35'000, 60'000}) {
-      form.zero = limits(max_live, prefetch, kNoneStays);
-      forms.push_back(form);
-    }
-    form.least_gathers = 1.94;
-    form.zero = limits(60'000, prefetch, kNoneStays + R"(, "stage3_max_reuse_distance": 0)");
-    forms.push_back(form);
-    form.formulas = Formulas::only_bytes;
-    form.zero = limits(0, prefetch, kNoneStays);
-    forms.push_back(form);
+  return families;
+}
+
+Family limited_family(int64_t prefetch) {
+  Form form{.stage = 3, .bucket_numel = kBucket};
+  form.zero = limits(1'000'000'000, prefetch, kNoneStays);
+  Family family{form};
+  // The engine releases the bucket whose next use is furthest ahead (Belady's rule). So some buckets stay
+  // in memory from forward to backward, and each bucket is gathered at most twice per micro-step.
+  form.most_gathers = 2;
+  for (const int64_t max_live : {20'000, 35'000, 60'000}) {
+    form.zero = limits(max_live, prefetch, kNoneStays);
+    family.push_back(form);
   }
+  form.least_gathers = 1.94;
+  form.zero = limits(60'000, prefetch, kNoneStays + R"(, "stage3_max_reuse_distance": 0)");
+  family.push_back(form);
+  form.formulas = Formulas::only_bytes;
+  form.zero = limits(0, prefetch, kNoneStays);
+  family.push_back(form);
+  return family;
+}
+
+std::vector<Family> all_families(const TemporaryFolder& folder) {
+  std::vector<Family> families = whole_families();
+  for (const int64_t prefetch : {0, 20'000, 50'000'000}) families.push_back(limited_family(prefetch));
+  Family& some_stay = families.emplace_back();
   for (const char* persistence : {"64", "1000", "100000"}) {
-    const std::string some_stay = R"(, "stage3_param_persistence_threshold": )";
-    forms.push_back({.stage = 3,
-                     .zero = limits(20'000, 50'000'000, some_stay + persistence),
-                     .bucket_numel = kBucket,
-                     .formulas = Formulas::only_bits});
+    const std::string threshold = R"(, "stage3_param_persistence_threshold": )";
+    some_stay.push_back({.stage = 3,
+                         .zero = limits(20'000, 50'000'000, threshold + persistence),
+                         .bucket_numel = kBucket,
+                         .formulas = Formulas::only_bits});
   }
   const std::string few_stay = R"(, "stage3_param_persistence_threshold": 100)";
+  Family& sharing = families.emplace_back();
   for (const int stage : {1, 2, 3})
-    forms.push_back({.stage = stage, .zero = few_stay, .bucket_numel = kBucket, .shares_memory = true});
+    sharing.push_back({.stage = stage, .zero = few_stay, .bucket_numel = kBucket, .shares_memory = true});
   const std::string place = R"({"device": "nvme", "nvme_path": ")" + (folder / "").string() + '"';
   const std::string states = R"(, "offload_optimizer": )" + place + "}";
   const std::string values = few_stay + R"(, "offload_param": )" + place + R"(, "max_in_cpu": 0})";
+  Family states_in_files, values_in_files;
   for (const bool shares_memory : {false, true}) {
     Form form{.stage = 1, .zero = few_stay + states, .shares_memory = shares_memory, .states_in_files = true};
-    for (; form.stage < 3; ++form.stage) forms.push_back(form);
+    for (; form.stage < 3; ++form.stage) states_in_files.push_back(form);
     form.formulas = Formulas::only_bytes;
-    forms.push_back(form);
+    states_in_files.push_back(form);
     form.zero = values;
     form.values_in_files = true;
     form.states_in_files = false;
-    forms.push_back(form);
+    values_in_files.push_back(form);
     form.states_in_files = true;
     form.zero += states;
-    forms.push_back(form);
+    values_in_files.push_back(form);
     form.zero += limits(20'000, 10'000);  // few buckets are gathered at a time, and a few are prefetched
-    forms.push_back(form);
+    values_in_files.push_back(form);
   }
-  return forms;
+  families.insert(families.end(), {states_in_files, values_in_files});
+  return families;
 }
 
 struct Setting {
@@ -135,6 +151,7 @@ struct Setting {
   double clipping;
 };
 
+constexpr int kRanks = 4;  // at most
 constexpr int64_t kSteps = 5;
 constexpr double kTaken = kSteps - 1;  // the fourth step is skipped
 
@@ -211,40 +228,55 @@ void check_traffic(const RunResult& run, const Setting& setting, const Form& for
   CHECK(run.all_gathered <= 1.02 * form.most_gathers * gathers * once);
 }
 
+void check_form(const Form& form, const Setting& setting, const RunResult& reference) {
+  CAPTURE(form.stage, form.zero, form.bucket_numel.value_or(0), form.shares_memory);
+  RunResult run;
+  try {
+    run = train(setting, form);
+  } catch (const std::exception& error) {
+    FAIL_CHECK(error.what());
+    return;
+  }
+  check_same_bits(run, reference);
+  CHECK(run.skipped == std::vector<int64_t>{0, 0, 0, 1, 1});
+  if (&setting.precision == &kPrecisions[kFp16])
+    CHECK(run.loss_scales == std::vector<double>{4096, 4096, 8192, 4096, 4096});
+  CHECK(run.residency.departures == 0);
+  if (form.formulas == Formulas::only_bits) return;
+  double parameters = 0;
+  for (const auto& [name, values] : run.parameters) parameters += static_cast<double>(values.numel());
+  check_bytes(run, setting, form, parameters);
+  if (form.formulas == Formulas::all) check_traffic(run, setting, form, parameters);
+}
+
 }  // namespace
 
+// With tries_all() every form meets every setting. Otherwise each family meets each precision, each number of
+// ranks, accumulation and clipping, and its forms take turns.
 TEST_CASE("The same bits in every setting, and the bytes and elements sent of the formulas") {
   const TemporaryFolder folder;
-  const std::vector<Form> table = forms(folder);
-  const Form stage0{.stage = 0}, stage2{.stage = 2};
-  std::map<std::array<int, 5>, RunResult> references;
-  for (const auto& [row, ranks, type, accumulates, clips] :
-       settings(table.size(), 4, std::size(kPrecisions), 2, 2)) {
-    const Form& form = table[row];
-    const Setting setting{ranks + 1, kPrecisions[type], accumulates == 0 ? 1 : 3, clips == 0 ? 0.0 : 1.0};
-    CAPTURE(form.stage, form.zero, form.bucket_numel.value_or(0), form.shares_memory, setting.ranks,
-            setting.precision.config, setting.accumulation, setting.clipping);
-    // Stages 2 and 3 reduce the gradients of each micro-step.
-    const bool adds_sums = setting.accumulation > 1 && form.stage >= 2;
-    auto& reference = references[{ranks, type, accumulates, clips, adds_sums}];
-    RunResult run;
-    try {
-      if (reference.losses.empty()) reference = train(setting, adds_sums ? stage2 : stage0);
-      run = train(setting, form);
-    } catch (const std::exception& error) {
-      FAIL_CHECK(error.what());
-      continue;
+  const std::vector<Family> families = all_families(folder);
+  std::vector<size_t> tried(families.size());
+  for (const auto& [group, type, accumulates, clips] : settings(kRanks, std::size(kPrecisions), 2, 2)) {
+    // So a group of families that are tried together meets another number of ranks in each precision.
+    const int ranks = 1 + (group + type) % kRanks;
+    const Setting setting{ranks, kPrecisions[type], accumulates == 0 ? 1 : 3, clips == 0 ? 0.0 : 1.0};
+    CAPTURE(setting.ranks, setting.precision.config, setting.accumulation, setting.clipping);
+    RunResult references[2];
+    for (size_t number = 0; number < families.size(); ++number) {
+      if (!tries_all() && static_cast<int>(number % kRanks) != group) continue;
+      const Family& family = families[number];
+      for (size_t tries = tries_all() ? family.size() : 1; tries > 0; --tries) {
+        const Form& form = family[tried[number]++ % family.size()];
+        // Stages 2 and 3 reduce the gradients of each micro-step.
+        const bool adds_sums = setting.accumulation > 1 && form.stage >= 2;
+        RunResult& reference = references[adds_sums ? 1 : 0];
+        if (reference.losses.empty()) reference = train(setting, {.stage = adds_sums ? 2 : 0});
+        check_form(form, setting, reference);
+      }
     }
-    check_same_bits(run, reference);
-    CHECK(run.skipped == std::vector<int64_t>{0, 0, 0, 1, 1});
-    if (type == kFp16) CHECK(run.loss_scales == std::vector<double>{4096, 4096, 8192, 4096, 4096});
-    CHECK(run.residency.departures == 0);
-    if (form.formulas == Formulas::only_bits) continue;
-    double parameters = 0;
-    for (const auto& [name, values] : run.parameters) parameters += static_cast<double>(values.numel());
-    check_bytes(run, setting, form, parameters);
-    if (form.formulas == Formulas::all) check_traffic(run, setting, form, parameters);
   }
+  for (size_t number = 0; number < families.size(); ++number) CHECK(tried[number] >= families[number].size());
 }
 
 TEST_CASE("The same bits if only gradients, only weights or only optimizer states are bfloat16") {
