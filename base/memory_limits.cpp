@@ -19,6 +19,16 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
+// The value of a "name value" line of a file; 0 if there is none.
+int64_t value_in(const std::string& path, const std::string& wanted) {
+  std::ifstream lines(path);
+  std::string name;
+  for (int64_t value = 0; lines >> name >> value;) {
+    if (name == wanted) return value;
+  }
+  return 0;
+}
+
 // Bytes of memory and swap; `memory` is empty if the system does not report it.
 struct Machine {
   std::optional<int64_t> memory;
@@ -38,6 +48,30 @@ Machine machine_of(const std::string& root) {
 }
 
 }  // namespace
+
+int64_t available_memory(const std::string& root) {
+  std::ifstream lines(root + "/proc/meminfo");
+  std::string name;
+  std::string rest;
+  int64_t available = 0;
+  int64_t swap = 0;
+  for (int64_t kib = 0; lines >> name >> kib && std::getline(lines, rest);) {
+    if (name == "MemAvailable:") available = kib << 10;
+    if (name == "SwapFree:") swap = kib << 10;
+  }
+  int64_t least = available + swap;
+  for (const std::string& folder : cgroup_folders("memory", root)) {
+    int64_t limit = 0, used = 0;
+    const bool is_first_version = !(std::ifstream(folder + "/memory.max") >> limit);
+    if (is_first_version && !(std::ifstream(folder + "/memory.limit_in_bytes") >> limit)) continue;
+    if (!(std::ifstream(folder + (is_first_version ? "/memory.usage_in_bytes" : "/memory.current")) >> used))
+      continue;
+    const int64_t reclaimable =
+        value_in(folder + "/memory.stat", is_first_version ? "total_inactive_file" : "inactive_file");
+    least = std::min(least, std::max<int64_t>(limit - (used - reclaimable), 0) + swap);
+  }
+  return least;
+}
 
 std::vector<MemoryLimit> memory_limits(const std::string& root) {
   const Machine machine = machine_of(root);

@@ -18,4 +18,8 @@ struct MemoryLimit {
 /// machine's memory. `root` replaces "/" (for tests).
 std::vector<MemoryLimit> memory_limits(const std::string& root = "");
 
+/// Bytes that this process's host and cgroups could still give, swap included: what the system calls
+/// available, and what each limit leaves beside the memory that cannot be reclaimed.
+int64_t available_memory(const std::string& root = "");
+
 }  // namespace zerorun

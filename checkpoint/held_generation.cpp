@@ -11,6 +11,7 @@
 #include <span>
 
 #include "base/error.h"
+#include "base/memory_limits.h"
 #include "checkpoint/checksums.h"
 
 namespace zerorun::checkpoint {
@@ -108,7 +109,15 @@ void reserve_generation(int descriptor, int64_t bytes) {
   if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && static_cast<rlim_t>(bytes) > most.rlim_cur)
     throw UserError("files may have " + std::to_string(most.rlim_cur) + " bytes (ulimit -f), and it needs " +
                     std::to_string(bytes));
-  if (::fallocate(descriptor, 0, 0, bytes) == 0) return;
+  // Beyond that the system would not refuse, but kill processes.
+  if (const int64_t available = available_memory(); bytes > available)
+    throw UserError("the machine has " + std::to_string(available) + " bytes left, and it needs " +
+                    std::to_string(bytes));
+  int outcome = 0;
+  do {
+    outcome = ::fallocate(descriptor, 0, 0, bytes);
+  } while (outcome != 0 && errno == EINTR);
+  if (outcome == 0) return;
   throw UserError("the system does not give " + std::to_string(bytes) + " bytes: " + std::strerror(errno));
 }
 

@@ -48,7 +48,8 @@ class CheckpointWriter {
   /// Waits for the save in progress. Later saves write to `files`, which must outlive them, instead of this
   /// machine's file system.
   void write_to(checkpoint::FileSystem& files);
-  /// The snapshots from which the files of a part are written. No save may be in progress.
+  /// The snapshots from which the files of a part are written. No save may be in progress, unless their
+  /// copies are made at once.
   StatePins& pins() { return pins_; }
   /// The files to which the next save may link. No save may be in progress, unless a function says otherwise.
   FrozenFiles& frozen() { return frozen_; }
@@ -65,6 +66,8 @@ class CheckpointWriter {
   void keep_all();
 
   bool is_writing() const;
+  /// Whether the last save is over and has failed.
+  bool has_failed() const { return outcome_.valid() && !is_writing() && outcome_.get(); }
   /// This rank's files of the last save: bytes written so far, and bytes in total.
   int64_t written_bytes() const { return written_; }
   int64_t bytes() const { return bytes_; }

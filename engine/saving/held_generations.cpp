@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -17,6 +18,7 @@
 #include "base/error.h"
 #include "base/hexadecimal.h"
 #include "base/log.h"
+#include "base/memory_limits.h"
 #include "checkpoint/checksums.h"
 #include "checkpoint/own_folder.h"
 #include "checkpoint/publication.h"
@@ -94,7 +96,10 @@ void HeldGenerations::open(const EngineState& state) {
 
 // A line for each generation; empty if the launcher holds none. Damage and why none is taken are remarks.
 std::string HeldGenerations::list_own(const std::string& refusal) const {
-  if (memory_->ranks.empty()) return {};
+  if (memory_->ranks.empty()) {
+    if (std::getenv(kHeldMemoryVariable) == nullptr) return {};
+    return kRemark + std::string("the launcher's memory (--hold_every) cannot be opened: none is taken\n");
+  }
   if (own_ == nullptr) {
     return kRemark + ("the launcher has memory for " + std::to_string(memory_->ranks.size()) +
                       " ranks, and the job has another number: none is taken\n");
@@ -104,7 +109,9 @@ std::string HeldGenerations::list_own(const std::string& refusal) const {
   for (const UniqueFd& slot : *own_) {
     try {
       const auto generation = checkpoint::read_generation(slot.get());
-      if (generation && generation->run == run_)
+      // What this engine has held itself is the state that the program wants to leave.
+      const bool is_own = holds_ && generation && generation->attempt == attempt_;
+      if (generation && generation->run == run_ && !is_own)
         list += generation->attempt + " " + std::to_string(generation->step) + "\n";
     } catch (const std::exception& error) {
       list += kRemark + std::string("one is passed over: ") + error.what() + "\n";
@@ -177,11 +184,11 @@ std::string HeldGenerations::why_not(EngineState& state) const {
   if (state.mesh.has_groups() || state.stage) return "the model is divided among tensor or pipeline ranks";
   if (state.store.files() != nullptr || state.store.value_files() != nullptr)
     return "state is kept in files (offload to nvme)";
-  return failure_of([&] { reserve(state); }).text;
+  return {};
 }
 
-// So that a lack of memory is found before the first step.
-void HeldGenerations::reserve(EngineState& state) const {
+// What a generation may take.
+int64_t HeldGenerations::bytes_of_slot(EngineState& state) const {
   constexpr int64_t kPerRange = 1024;  // in a file's header and in the description
   constexpr int64_t kMore = 1 << 18;
   const c10::NoGradGuard no_grad;
@@ -190,13 +197,39 @@ void HeldGenerations::reserve(EngineState& state) const {
   int64_t bytes = kMore;
   for (const checkpoint::FileToWrite& file : part.files)
     bytes += file.bytes() + kPerRange * std::ssize(file.ranges) + 2 * checkpoint::kPageBytes;
-  for (const UniqueFd& slot : *own_) checkpoint::reserve_generation(slot.get(), bytes);
+  return bytes;
+}
+
+// So that a lack of memory is found before the first step. The system gives memory files more than there is,
+// and kills a process when it is used. `bytes`: of a generation, of each rank.
+void HeldGenerations::check_fits(const std::vector<int64_t>& bytes) const {
+  int64_t wanted = 0;
+  for (const int64_t each : bytes) wanted += 2 * each;
+  for (const UniqueFd& slot : *own_) {
+    struct stat status {};
+    if (::fstat(slot.get(), &status) == 0)
+      wanted -= 512 * int64_t{status.st_blocks} * std::ssize(bytes);  // there already
+  }
+  const int64_t available = available_memory();
+  if (wanted <= available) return;
+  throw UserError("two generations of all ranks take " + std::to_string(wanted >> 20) + " MiB, and " +
+                  std::to_string(available >> 20) + " MiB are available");
 }
 
 void HeldGenerations::start(EngineState& state, const Found* restored, const std::string& refusal) {
   if (!has_memory_) return;
   Communicator& ranks = state.mesh.world();
-  const auto reasons = exchange_texts(refusal.empty() ? why_not(state) : refusal, ranks, kLabel);
+  const std::string own_reason = refusal.empty() ? why_not(state) : refusal;
+  const int64_t own_bytes = own_reason.empty() ? bytes_of_slot(state) : 0;
+  std::vector<int64_t> bytes;
+  for (const std::string& text : exchange_texts(std::to_string(own_bytes), ranks, kLabel))
+    bytes.push_back(std::stoll(text));
+  const auto reserve = [&] {
+    check_fits(bytes);
+    for (const UniqueFd& slot : *own_) checkpoint::reserve_generation(slot.get(), own_bytes);
+  };
+  const auto reasons =
+      exchange_texts(own_reason.empty() ? failure_of(reserve).text : own_reason, ranks, kLabel);
   for (size_t rank = 0; rank < reasons.size(); ++rank) {
     if (reasons[rank].empty()) continue;
     if (ranks.rank() == 0)
@@ -224,6 +257,7 @@ void HeldGenerations::claim() const {
 // The next generation is written over the other slot.
 void HeldGenerations::keep_only(const Found* restored) {
   newest_ = 1;
+  newest_step_ = -1;
   for (int slot = 0; slot < 2; ++slot) {
     const int file = (*own_)[static_cast<size_t>(slot)].get();
     bool is_restored = false;
@@ -234,10 +268,18 @@ void HeldGenerations::keep_only(const Found* restored) {
     });
     if (is_restored) {
       newest_ = slot;
+      newest_step_ = restored->step;
     } else {
       checkpoint::clear_generation(file);
     }
   }
+}
+
+void HeldGenerations::begin_save(const EngineState& state) {
+  if (!holds_ || newest_step_ != state.progress.counts().global) return;
+  checkpoint::clear_generation((*own_)[static_cast<size_t>(newest_)].get());
+  newest_ = 1 - newest_;
+  newest_step_ = -1;
 }
 
 void HeldGenerations::drop() {
@@ -246,13 +288,17 @@ void HeldGenerations::drop() {
   for (const UniqueFd& slot : *own_) checkpoint::clear_generation(slot.get());
 }
 
+// Frees the memory, also that which a refused start has taken, unless another engine of this process has it.
 void HeldGenerations::release() {
-  if (!std::exchange(holds_, false)) return;
-  for (const UniqueFd& slot : *own_) {
-    [[maybe_unused]] const int ignored = ::ftruncate(slot.get(), 0);  // frees the memory
-  }
+  if (own_ == nullptr) return;
   const std::lock_guard lock(used_memory().mutex);
+  const bool is_used = used_memory().files.contains(number_of(*own_));
+  if (is_used && !holds_) return;
+  for (const UniqueFd& slot : *own_) {
+    [[maybe_unused]] const int ignored = ::ftruncate(slot.get(), 0);
+  }
   used_memory().files.erase(number_of(*own_));
+  holds_ = false;
 }
 
 void HeldGenerations::stop(const std::string& reason) {
@@ -277,6 +323,7 @@ void HeldGenerations::follow(EngineState& state, DataPosition& position) {
 void HeldGenerations::hold(EngineState& state) {
   if (!is_due_ || !holds_ || !home_.is_current()) return;
   is_due_ = false;
+  if (state.checkpoints.is_writing() || state.checkpoints.has_failed()) return;
   const c10::NoGradGuard no_grad;
   const Failure refusal = failure_of([&] {
     state.check_no_step_is_open("--hold_every");
@@ -318,6 +365,7 @@ void HeldGenerations::write(EngineState& state) {
   if (is_first) generation.manifest = checkpoint::to_json(part.manifest);
   checkpoint::finish_generation(file, generation, files.end());
   newest_ = slot;
+  newest_step_ = step;
   constexpr int64_t kSteady = 4;  // both slots have their pages
   if (++held_ == kSteady && is_first) log_cost(std::chrono::steady_clock::now() - begin, files.end());
   written_ = std::chrono::steady_clock::now();

@@ -8,6 +8,10 @@
 // same step from different starts of the ranks. The copy of a step is made when the program has called
 // DataPosition::advance() after it, so that the position is that behind the step; without a position at the
 // end of step().
+//
+// [Note: generations and saves] A job that went on behind a save which was begun, but not published, would
+// never make that save again. So a save drops the generation of its own step, and nothing is held until it is
+// published.
 #pragma once
 
 #include <chrono>
@@ -54,6 +58,8 @@ class HeldGenerations {
   /// Holds generations from now on, beside the one that has been restored; if none has, those that are there
   /// are dropped. `refusal`: why this run may hold none; or empty. A collective.
   void start(EngineState& state, const Found* restored, const std::string& refusal);
+  /// Call it when a save begins, before anything is written.
+  void begin_save(const EngineState& state);
   /// Drops what is held, because the program has loaded another state.
   void drop();
   /// Drops what is held, and holds nothing any more; the log warns of the reason.
@@ -77,8 +83,9 @@ class HeldGenerations {
   std::string list_own(const std::string& refusal) const;
   std::unique_ptr<checkpoint::HeldFiles> files_of(const Name& name) const;
   std::string why_not(EngineState& state) const;
-  void reserve(EngineState& state) const;
+  int64_t bytes_of_slot(EngineState& state) const;
   void claim() const;
+  void check_fits(const std::vector<int64_t>& bytes) const;
   void keep_only(const Found* restored);
   void release();
   void hold(EngineState& state);
@@ -92,8 +99,9 @@ class HeldGenerations {
   std::string run_;      // HeldGeneration::run and ...
   std::string attempt_;  // ... HeldGeneration::attempt of what is held from now on
   bool holds_ = false;
-  int newest_ = 0;       // which of the two slots
-  bool is_due_ = false;  // a step has ended that is to be held and is not yet
+  int newest_ = 0;            // which of the two slots
+  int64_t newest_step_ = -1;  // of the generation there; -1: not known
+  bool is_due_ = false;       // a step has ended that is to be held and is not yet
   bool has_warned_ = false;
   int64_t held_ = 0;                               // generations since start()
   std::chrono::steady_clock::time_point written_;  // when the last one was

@@ -95,6 +95,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   state.check_knows_parts("engine.save_checkpoint");
   state.finish_open_step();
   state.checkpoints.finish();
+  state.held_generations.begin_save(state);
   const std::string tag = tag_of(state, given_tag);
   CheckpointPart part;
   const auto check = [&] {

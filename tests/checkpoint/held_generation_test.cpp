@@ -181,7 +181,7 @@ TEST_CASE("ranks find the launcher's memory by its variable, and nothing by anot
 TEST_CASE("memory that the system does not give is a clear error") {
   const UniqueFd file = memory_file();
   CHECK_THROWS_WITH(reserve_generation(file.get(), int64_t{1} << 62),
-                    Contains("the system does not give") || Contains("ulimit"));
+                    Contains("bytes left, and it needs") || Contains("ulimit"));
   reserve_generation(file.get(), 1 << 20);
   CHECK_FALSE(read_generation(file.get()));
 }

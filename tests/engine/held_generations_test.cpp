@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -69,7 +70,9 @@ Attempt train(const Setting& setting, const fs::path& folder, int64_t until) {
     while (training.engine->global_steps() < until) {
       const float loss = training.step(static_cast<int>(training.engine->global_steps()));
       if (communicator->rank() == 0) attempt.losses.push_back(loss);
-      if (training.engine->global_steps() == setting.save_after) training.engine->save_checkpoint(folder);
+      // While a save is under way nothing is held.
+      if (training.engine->global_steps() == setting.save_after)
+        training.engine->save_checkpoint(folder, "", {.asynchronous = false});
     }
     training.engine->wait_for_checkpoint();
   });
@@ -181,6 +184,48 @@ TEST_CASE("only generations that all ranks have whole are restored, and only new
     });
     CHECK(train(setting, folder, 2).path == folder / "global_step2");
   }
+}
+
+TEST_CASE("a job does not go on behind a save that was begun and not published") {
+  const bool fails_later = GENERATE(false, true);
+  const TemporaryFolder temporary;
+  const fs::path folder = temporary / "saves";
+  const Setting setting;
+  const Launcher launcher(setting.ranks);
+  std::ofstream(temporary / "file") << "no folder";
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining training({.name = "AdamW", .optimizer = setting.optimizer}, 1, "fp32", communicator);
+    training.engine->load_newest(folder);
+    for (int step = 0; step < 3; ++step) training.step(step);
+    try {
+      training.engine->save_checkpoint(temporary / "file" / "saves", "", {.asynchronous = fails_later});
+      training.step(3);  // not held either: nobody knows yet that the save has failed
+    } catch (const std::exception&) {
+    }
+    try {
+      training.engine->wait_for_checkpoint();
+    } catch (const std::exception&) {
+    }
+  });
+  CHECK(train(setting, folder, 3).path == "memory/global_step2");
+}
+
+TEST_CASE("an engine that goes on asks for what was there before it") {
+  const TemporaryFolder temporary;
+  const fs::path folder = temporary / "saves";
+  const Setting setting;
+  const Launcher launcher(setting.ranks);
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining training({.name = "AdamW", .optimizer = setting.optimizer}, 1, "fp32", communicator);
+    training.engine->load_newest(folder);
+    training.step(0);
+    training.engine->save_checkpoint(folder, "", {.asynchronous = false});
+    training.step(1);
+    training.step(2);
+    expect(training.engine->load_newest(folder)->path == folder / "global_step1",
+           "the checkpoint, not step 3");
+    expect(training.engine->global_steps() == 1, "one step");
+  });
 }
 
 TEST_CASE("generations of another job are refused") {
