@@ -119,8 +119,8 @@ std::string fault_after_crash(const Operations& operations, const std::vector<Sa
 }
 
 std::string first_fault(const Operations& operations, const std::vector<Save>& saves, uint64_t seeds) {
-  for (size_t count = 0; count <= operations.size(); ++count) {
-    for (uint64_t seed = 0; seed < seeds; ++seed) {
+  for (uint64_t seed = 0; seed < seeds; ++seed) {  // most faults are found by the first seeds
+    for (size_t count = 0; count <= operations.size(); ++count) {
       const std::string found = fault_after_crash(operations, saves, count, seed);
       if (found.empty()) continue;
       return "behind operation " + std::to_string(count) + ", seed " + std::to_string(seed) + ": " + found;

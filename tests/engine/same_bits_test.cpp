@@ -301,6 +301,7 @@ TEST_CASE("The same bits if only gradients, only weights or only optimizer state
 
 TEST_CASE("With accumulation stage 2 gives the losses of stage 0 within rounding") {
   for (const auto& [ranks, type, clips] : settings(3, 3, 2)) {
+    if (!tries_all() && type != (ranks + 1) % 3) continue;  // each precision, on another number of ranks
     const Setting setting{ranks + 1, kPrecisions[type], 4, clips == 0 ? 0.0 : 1.0};
     CAPTURE(setting.ranks, setting.precision.config, setting.clipping);
     const RunResult stage0 = train(setting, {.stage = 0}), stage2 = train(setting, {.stage = 2});
