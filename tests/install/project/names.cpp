@@ -87,6 +87,7 @@ void use_mesh(const std::shared_ptr<zerorun::Communicator>& world) {
   const zerorun::MeshSizes sizes{.data = 0, .tensor = 2};
   const zerorun::MeshCoordinates place = zerorun::coordinates_of(3, sizes.resolved(4));
   expect(zerorun::rank_at(place, sizes.resolved(4)) == 3, "rank_at()");
+  expect(zerorun::with_replicas_of({.data = 4, .replicate = 2}, sizes).replicate == 2, "with_replicas_of()");
   const zerorun::Mesh mesh(world, {.data = 1});
   for (int axis = 0; axis < zerorun::kMeshAxes; ++axis) {
     const auto along = static_cast<zerorun::MeshAxis>(axis);
