@@ -10,6 +10,13 @@
 namespace zerorun::testing {
 namespace {
 
+// The runs whose bits the others must have. So only these are trained on CPU ranks, where same_bits_test
+// trains the others.
+std::vector<Run> references_of(std::vector<Run> runs) {
+  std::erase_if(runs, [](const Run& run) { return run.name != run.same_as; });
+  return runs;
+}
+
 void check_clean(const Outcome& outcome) {
   CHECK(outcome.violations.empty());
   if (!outcome.violations.empty()) WARN(outcome.violations.front());
@@ -19,19 +26,21 @@ void check_clean(const Outcome& outcome) {
 
 TEST_CASE("staged ranks: all stages and precisions have the bits of CPU ranks, and no use is out of order") {
   const std::string precisions[] = {"fp32", "bf16", "fp16", "bf16 states"};
-  for (const auto& [four, type, accumulates] : settings(2, 4, 2)) {
+  for (int number = 0; number < 16; ++number) {
+    const int type = number % 4, four = number / 4 % 2, accumulates = number / 8;
+    // Each precision once, or in all settings.
+    if (!tries_all() && type != four + 2 * accumulates) continue;
     const int ranks = four == 1 ? 4 : 2;
     const std::string& precision = precisions[type];
     const int accumulation = accumulates == 1 ? 3 : 1;
     std::vector<Run> runs = all_stages("", precision, accumulation);
     for (Run& run : runs) run.infinite_steps = {2};
     const Outcomes staged = train_in_processes(Where::recorded, ranks, runs);
-    const Outcomes plain = train_in_processes(Where::cpu, ranks, runs);
+    const Outcomes plain = train_in_processes(Where::cpu, ranks, references_of(runs));
     for (const Run& run : runs) {
       CAPTURE(ranks, precision, accumulation, run.name);
       const Outcome& outcome = staged.at(run.name);
-      check_same_bits(outcome, plain.at(run.name));
-      check_same_bits(outcome, staged.at(run.same_as));
+      check_same_bits(outcome, plain.at(run.same_as));
       check_clean(outcome);
       CHECK(outcome.skipped == 1);
     }
@@ -41,10 +50,10 @@ TEST_CASE("staged ranks: all stages and precisions have the bits of CPU ranks, a
 TEST_CASE("staged ranks: two data groups of two ranks have the bits of two ranks") {
   const std::vector<Run> runs = all_stages("", "bf16", 2);
   const Outcomes grouped = train_in_processes(Where::recorded, 4, in_two_groups(runs));
-  const Outcomes alone = train_in_processes(Where::cpu, 2, runs);
+  const Outcomes alone = train_in_processes(Where::cpu, 2, references_of(runs));
   for (const Run& run : runs) {
     CAPTURE(run.name);
-    check_groups_are(grouped.at(run.name), alone.at(run.name));
+    check_groups_are(grouped.at(run.name), alone.at(run.same_as));
     check_clean(grouped.at(run.name));
   }
 }
@@ -54,11 +63,10 @@ namespace {
 // Trains on four ranks.
 void check_like_cpu_ranks(const std::vector<Run>& runs) {
   const Outcomes staged = train_in_processes(Where::recorded, 4, runs);
-  const Outcomes plain = train_in_processes(Where::cpu, 4, runs);
+  const Outcomes plain = train_in_processes(Where::cpu, 4, references_of(runs));
   for (const Run& run : runs) {
     CAPTURE(run.name);
-    check_same_bits(staged.at(run.name), plain.at(run.name));
-    check_same_bits(staged.at(run.name), staged.at(run.same_as));
+    check_same_bits(staged.at(run.name), plain.at(run.same_as));
     check_clean(staged.at(run.name));
   }
 }
