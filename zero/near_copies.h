@@ -4,8 +4,8 @@
 // are inside the group. Owned by GatheredBuckets, used under Residency's lock.
 //
 // All ranks gather inside the group or all of them do not, because copies are kept and dropped at points that
-// all ranks pass alike: gathers, releases of buckets to which the program has written, ends of scopes,
-// updates.
+// all ranks pass alike: gathers, releases of buckets to which the program has written, beginnings of
+// scopes, updates.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -224,12 +224,14 @@ void HeldGenerations::start(EngineState& state, const Found* restored, const std
   std::vector<int64_t> bytes;
   for (const std::string& text : exchange_texts(std::to_string(own_bytes), ranks, kLabel))
     bytes.push_back(std::stoll(text));
+  // All ranks look what is available before the first one takes its part.
+  const std::string lack = own_reason.empty() ? failure_of([&] { check_fits(bytes); }).text : own_reason;
+  auto reasons = exchange_texts(lack, ranks, kLabel);
   const auto reserve = [&] {
-    check_fits(bytes);
     for (const UniqueFd& slot : *own_) checkpoint::reserve_generation(slot.get(), own_bytes);
   };
-  const auto reasons =
-      exchange_texts(own_reason.empty() ? failure_of(reserve).text : own_reason, ranks, kLabel);
+  if (std::ranges::all_of(reasons, &std::string::empty))
+    reasons = exchange_texts(failure_of(reserve).text, ranks, kLabel);
   for (size_t rank = 0; rank < reasons.size(); ++rank) {
     if (reasons[rank].empty()) continue;
     if (ranks.rank() == 0)

@@ -14,7 +14,9 @@ namespace {
 
 using Files = std::map<std::string, std::string>;
 
-std::vector<int64_t> limits_with(const Files& files) {
+// Calls `read` with the root of these files.
+template <typename Read>
+auto with_files(const Files& files, const Read& read) {
   const zerorun::testing::TemporaryFolder root;
   const std::string top = (root / "").parent_path().string();
   for (const auto& [name, content] : files) {
@@ -22,9 +24,19 @@ std::vector<int64_t> limits_with(const Files& files) {
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << content;
   }
-  std::vector<int64_t> bytes;
-  for (const auto& limit : zerorun::memory_limits(top)) bytes.push_back(limit.bytes);
-  return bytes;
+  return read(top);
+}
+
+std::vector<int64_t> limits_with(const Files& files) {
+  return with_files(files, [](const std::string& top) {
+    std::vector<int64_t> bytes;
+    for (const auto& limit : zerorun::memory_limits(top)) bytes.push_back(limit.bytes);
+    return bytes;
+  });
+}
+
+int64_t available_with(const Files& files) {
+  return with_files(files, [](const std::string& top) { return zerorun::available_memory(top); });
 }
 
 const std::string kMachine = "/proc/meminfo";
@@ -64,4 +76,22 @@ TEST_CASE("memory limits: those of the process's cgroup and its ancestors, in bo
   CHECK(
       limits_with({{kMachine, kNoSwap}, {kGroup, "0::/docker/0123\n"}, {kMount + "/memory.max", "512\n"}}) ==
       Limits{1000 * kKib, 512});
+}
+
+TEST_CASE("available memory: what the machine has, and what each cgroup leaves beside memory in use") {
+  const std::string machine = "MemTotal: 1000 kB\nMemAvailable: 600 kB\nSwapTotal: 30 kB\nSwapFree: 20 kB\n";
+  CHECK(available_with({{kMachine, machine}}) == 620 * kKib);
+  CHECK(available_with({{kMachine, machine}, {kGroup, "0::/a\n"}, {kMount + "/a/memory.max", "max\n"}}) ==
+        620 * kKib);
+  // Files of the page cache can be reclaimed: 400 - (150 - 50) KiB, and the free swap.
+  CHECK(available_with({{kMachine, machine},
+                        {kGroup, "0::/a/b\n"},
+                        {kMount + "/a/b/memory.max", "409600\n"},
+                        {kMount + "/a/b/memory.current", "153600\n"},
+                        {kMount + "/a/b/memory.stat", "anon 1\ninactive_file 51200\n"}}) == 320 * kKib);
+  CHECK(available_with({{kMachine, machine},
+                        {kGroup, "4:memory:/a\n"},
+                        {kMount + "/memory/a/memory.limit_in_bytes", "102400\n"},
+                        {kMount + "/memory/a/memory.usage_in_bytes", "204800\n"},
+                        {kMount + "/memory/a/memory.stat", "total_inactive_file 0\n"}}) == 20 * kKib);
 }
