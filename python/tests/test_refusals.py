@@ -1,5 +1,6 @@
 """Each kind of bad input gives one Python exception that names the remedy. The engine stays usable where that is possible."""
 
+import contextlib
 import importlib.metadata
 import pickle
 import sys
@@ -235,3 +236,30 @@ def test_calls_out_of_order():
         import copy
 
         copy.deepcopy(make())
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(self.norm(x) + self.norm.running_mean.matmul(self.head.weight.t()).sum())
+
+
+class Unfinished(Normed):
+    def forward(self, x):
+        raise NotImplementedError("expected Float kernel")
+
+
+def test_messages(caplog):
+    engine = make(0, Normed(), bf16={"enabled": True})
+    with pytest.raises(RuntimeError, match="buffer_dtype"):
+        engine(torch.ones(2, 6, dtype=torch.bfloat16))
+    with pytest.raises(NotImplementedError, match="buffer_dtype"):
+        make(0, Unfinished(), bf16={"enabled": True})(torch.ones(2, 6))
+    mixed = net()
+    mixed[0].bfloat16()
+    with caplog.at_level("WARNING", logger="zerorun"), contextlib.suppress(RuntimeError):
+        make(1, mixed, bf16={"enabled": True})
+    assert "2.weight, 2.bias" in caplog.text and "float32" in caplog.text

@@ -28,3 +28,10 @@ def step(engine):
     engine.backward(loss)
     engine.step()
     return loss.item()
+
+
+def with_client(stage=2, kind=lambda p: torch.optim.AdamW(p, lr=0.01), model=None, **more):
+    model = net() if model is None else model
+    client = kind(model.parameters())
+    conf = {name: value for name, value in config(stage, **more).items() if name != "optimizer"}
+    return zerorun.initialize(model=model, optimizer=client, config=conf)[0], client
