@@ -81,9 +81,28 @@ BatchConfig multiply(const BatchKeys& keys, int world) {
   return keys.micro ? BatchConfig{*keys.train, micro, steps * rest} : BatchConfig{*keys.train, rest, steps};
 }
 
+/// Raises the accumulation of a batch for `full` data ranks, so that `data` ranks train with the same batch.
+void raise_accumulation(const Resolution& resolution, int data, int full, BatchConfig& batch) {
+  const std::string left =
+      std::to_string(data) + " of the job's " + std::to_string(full) + " data ranks are left (--min_nodes)";
+  const int64_t in_all = batch.gradient_accumulation_steps * full;
+  if (in_all % data != 0) {
+    resolution.report(steps_key,
+                      "a number whose " + std::to_string(full) + "-fold " + std::to_string(data) +
+                          " divides, because " + left,
+                      std::to_string(batch.gradient_accumulation_steps),
+                      "choose one that as many ranks as may be left divide, with a smaller micro-batch");
+    return;
+  }
+  batch.gradient_accumulation_steps = in_all / data;
+  resolution.warn(steps_key, std::to_string(batch.gradient_accumulation_steps) + " in place of " +
+                                 std::to_string(in_all / full) + ", so that train_batch_size stays " +
+                                 std::to_string(batch.train_batch_size) + ": " + left);
+}
+
 }  // namespace
 
-BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> data_ranks, bool has_mesh) {
+BatchConfig resolve_batch(const Resolution& resolution, const BatchRanks& ranks) {
   Settings& settings = resolution.settings;
   bool open = false;  // one of the three keys is "auto" without a value
   for (const std::string_view key : {train_key, micro_key, steps_key}) {
@@ -92,7 +111,7 @@ BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> data_
     open = open || settings.undecided(key);
   }
   const BatchKeys keys{settings.get<int64_t>(train_key), settings.get<int64_t>(micro_key),
-                       settings.get<int64_t>(steps_key), has_mesh};
+                       settings.get<int64_t>(steps_key), ranks.has_mesh};
   if (!keys.train && !keys.micro) {
     const bool automatic = settings.find(train_key) || settings.find(micro_key);
     if (automatic && resolution.purpose == Purpose::check) return {};
@@ -100,8 +119,10 @@ BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> data_
                       "write one of them, such as \"train_micro_batch_size_per_gpu\": 4");
     return {};
   }
-  if (!check_sizes(resolution, keys, data_ranks) || open || !data_ranks) return {};
-  const BatchConfig batch = multiply(keys, *data_ranks);
+  const std::optional<int> world = ranks.full ? ranks.full : ranks.data;
+  if (!check_sizes(resolution, keys, world) || open || !world) return {};
+  BatchConfig batch = multiply(keys, *world);
+  if (ranks.full) raise_accumulation(resolution, *ranks.data, *ranks.full, batch);
   settings.derive(train_key, batch.train_batch_size);
   settings.derive(micro_key, batch.micro_batch_size_per_gpu);
   settings.derive(steps_key, batch.gradient_accumulation_steps);

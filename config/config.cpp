@@ -1,6 +1,7 @@
 #include "config/config.h"
 
 #include "base/error.h"
+#include "base/full_world.h"
 #include "config/automatic.h"
 #include "config/check.h"
 #include "config/document.h"
@@ -31,6 +32,17 @@ void warn_of_lost_changes(const Resolution& resolution, const Config& config) {
   }
 }
 
+BatchRanks batch_ranks(const Resolution& resolution, std::optional<int> world_size,
+                       const std::optional<MeshSizes>& mesh) {
+  BatchRanks ranks{.data = world_size, .has_mesh = mesh.has_value()};
+  if (!world_size) return ranks;
+  if (mesh) ranks.data = mesh->resolved(*world_size).data;
+  // Tensor and pipeline sizes stay, so the full job has more data ranks only.
+  if (const auto full = resolution.purpose == Purpose::run ? full_world_of(*world_size) : std::nullopt)
+    ranks.full = *full / (*world_size / *ranks.data);
+  return ranks;
+}
+
 /// Makes the Config from settings that have passed the checks against the key table. Applies the rules that
 /// involve several keys.
 Config resolve(const Resolution& resolution, std::optional<int> world_size,
@@ -47,9 +59,7 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size,
   resolve_gathers(resolution, config);
   config.pipeline = resolve_pipeline(resolution);
   config.recompute = resolve_recompute(resolution);
-  std::optional<int> data_ranks = world_size;
-  if (world_size && config.mesh) data_ranks = config.mesh->resolved(*world_size).data;
-  config.batch = resolve_batch(resolution, data_ranks, config.mesh.has_value());
+  config.batch = resolve_batch(resolution, batch_ranks(resolution, world_size, config.mesh));
   config.optimizer = resolve_optimizer(resolution);
   config.scheduler = resolve_scheduler(resolution);
   config.zero = resolve_zero(resolution);

@@ -39,8 +39,14 @@ RecomputeConfig resolve_recompute(const Resolution& resolution);
 void resolve_gathers(const Resolution& resolution, Config& config);
 /// Config::sum_group.
 int resolve_sum_group(const Settings& settings);
-/// The ranks among which a batch is divided. `data_ranks` is absent if the batch sizes are only checked.
-BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> data_ranks, bool has_mesh);
+/// The ranks among which a batch is divided.
+struct BatchRanks {
+  std::optional<int> data;       // absent if the batch sizes are only checked
+  std::optional<int> full = {};  // the data ranks of the whole job, if hosts of it are left out
+  bool has_mesh = false;         // only some of the ranks are data ranks
+};
+
+BatchConfig resolve_batch(const Resolution& resolution, const BatchRanks& ranks);
 std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution);
 std::optional<SchedulerConfig> resolve_scheduler(const Resolution& resolution);
 ZeroConfig resolve_zero(const Resolution& resolution);

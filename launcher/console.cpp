@@ -30,6 +30,11 @@ Console::Console(const std::vector<std::string>& labels, bool quiet)
       queues_{OutputQueue(STDOUT_FILENO), OutputQueue(STDERR_FILENO)},
       quiet_(quiet) {}
 
+void Console::set_sources(const std::vector<std::string>& labels) {
+  take_and_write();
+  lines_ = LineMultiplexer(labels, display_);
+}
+
 void Console::feed(int source, Stream stream, std::string_view bytes) {
   lines_.feed(source, stream, bytes);
   take_and_write();

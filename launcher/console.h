@@ -21,6 +21,9 @@ class Console : public JobOutput {
   /// line begins with its source's name. `quiet`: information() prints nothing.
   explicit Console(const std::vector<std::string>& labels, bool quiet = false);
 
+  /// The sources of what is printed from now on.
+  void set_sources(const std::vector<std::string>& labels);
+
   void feed(int source, Stream stream, std::string_view bytes) override;
   void close(int source, Stream stream) override;
   /// Prints "zerorun: `message`" on stderr, also if the console is quiet. Control characters, which another

@@ -75,7 +75,7 @@ void Job::start_ranks() {
 }
 
 int Job::run() {
-  attempt_.began = Clock::now();
+  times_.began = Clock::now();
   try {
     start_ranks();
     if (plan_.describe_start) output_.notice(plan_.describe_start());
@@ -127,7 +127,7 @@ void Job::enter_phase_that_is_due() {
 }
 
 void Job::begin_ending(milliseconds grace) {
-  attempt_.found = Clock::now();
+  times_.found = Clock::now();
   if (!interrupted_by_) report_stopped_ranks();
   if (grace == milliseconds(0)) {
     begin_killing();
@@ -267,8 +267,8 @@ void Job::handle_rank_end(int rank) {
   failure_ = {plan_.first_rank + rank, status, describe_cause(evidence), lines};
   const MemoryNow memory = plan_.memory.of(rank);
   failure_->memory = lack_of_memory(evidence, memory);
-  if (memory.phase != MemoryPhase::no_engine) attempt_.steps = memory.step;
-  attempt_.killed_from_outside = was_killed_from_outside(evidence);
+  if (memory.phase != MemoryPhase::no_engine) failure_->steps = memory.step;
+  failure_->killed_from_outside = was_killed_from_outside(evidence);
   if (control_ != nullptr) control_->report(*failure_);
   begin_ending(was_user_mistake(status) ? milliseconds(0) : plan_.failure_grace);
 }

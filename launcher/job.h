@@ -51,9 +51,7 @@ struct JobPlan {
   TimelineRings timelines;
   /// A line for the user once the ranks are started; or null.
   std::function<std::string()> describe_start = {};
-  /// Called once if a rank has failed, all ranks have ended and nobody wants to end the job; or null. Returns
-  /// lines for the user.
-  std::function<std::vector<std::string>(const FailedAttempt&)> judge = {};
+  Judge judge = {};  // or null
 };
 
 class Job {
@@ -145,7 +143,7 @@ class Job {
   bool told_to_end_ = false;
   bool is_unwanted_ = false;
   bool has_survivors_ = false;
-  FailedAttempt attempt_;  // complete once the ranks of a failed job have ended
+  AttemptTimes times_;
   std::string buffer_;
 };
 

@@ -70,9 +70,9 @@ void Job::report_failure() {
 // Processes that cannot be ended may still hold memory, files and ports.
 void Job::let_judge() {
   if (!failure_ || !plan_.judge || is_unwanted_ || has_survivors_) return;
-  attempt_.failure = *failure_;
-  attempt_.ended = Clock::now();
-  for (const std::string& line : plan_.judge(attempt_)) output_.notice(line);
+  times_.ended = Clock::now();
+  const FailedAttempt attempt = failed_attempt(*failure_, "rank " + std::to_string(failure_->rank), times_);
+  for (const std::string& line : plan_.judge(attempt)) output_.notice(line);
 }
 
 }  // namespace zerorun::launcher

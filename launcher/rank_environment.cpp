@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 
+#include "base/full_world.h"
 #include "base/held_memory.h"
 #include "base/join_board.h"
 #include "base/listening.h"
@@ -86,6 +87,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
   if (job.terminal) ours["ZERORUN_TERMINAL"] = "1";
   if (job.restarts > 0) ours[kRestartsVariable] = std::to_string(job.restarts);
   if (!job.held_memory.empty()) ours[kHeldMemoryVariable] = job.held_memory;
+  if (job.full_world_size > 0) ours[kFullWorldVariable] = std::to_string(job.full_world_size);
   if (!job.visible_devices.empty()) ours["CUDA_VISIBLE_DEVICES"] = job.visible_devices;
   if (!has_value(inherited, "OMP_NUM_THREADS"))
     ours["OMP_NUM_THREADS"] = std::to_string(threads_of(job, placement.local_rank(rank)));

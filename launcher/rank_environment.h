@@ -32,6 +32,7 @@ struct JobEnvironment {
   bool terminal = false;                    // ZERORUN_TERMINAL: the launcher's stdout is a terminal
   int restarts = 0;                         // ZERORUN_RESTARTS: how often the ranks have been started again
   std::string held_memory;                  // ZERORUN_HELD_MEMORY (base/held_memory.h); empty: none
+  int full_world_size = 0;                  // ZERORUN_FULL_WORLD_SIZE (base/full_world.h); 0: not set
 };
 
 /// The variables of rank `rank` that differ from the environment `inherited` ("NAME=value" each). A variable

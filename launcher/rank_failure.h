@@ -1,6 +1,8 @@
 // The first rank of a job that failed, and the lines that report it. Plain values; any thread.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,10 @@ struct RankFailure {
   std::string cause;                     // empty if not known
   std::vector<std::string> last_lines;   // of its stderr, oldest first
   std::vector<std::string> memory = {};  // what its memory was used for, if it ran out
+  /// Optimizer steps that the rank's engine had ended in this attempt; absent: the rank had no engine.
+  std::optional<int64_t> steps = {};
+  /// Somebody sent SIGKILL: the program is not to blame, however often it happens.
+  bool killed_from_outside = false;
 
   bool operator==(const RankFailure&) const = default;
 };

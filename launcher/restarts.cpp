@@ -8,9 +8,7 @@
 namespace zerorun::launcher {
 namespace {
 
-std::string name_of(const FailedAttempt& attempt) {
-  return "rank " + std::to_string(attempt.failure.rank);
-}
+using Clock = AttemptTimes::Clock;
 
 // " before its first step", " in step 8"; "" if the launcher does not know.
 std::string place_of(const FailedAttempt& attempt) {
@@ -19,30 +17,40 @@ std::string place_of(const FailedAttempt& attempt) {
                              : " in step " + std::to_string(*attempt.steps + 1);
 }
 
-std::string seconds_between(FailedAttempt::Clock::time_point begin, FailedAttempt::Clock::time_point end) {
+std::string seconds_between(Clock::time_point begin, Clock::time_point end) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.2f s", std::chrono::duration<double>(end - begin).count());
   return text.data();
 }
 
 bool is_repeated(const FailedAttempt& attempt, const FailedAttempt& earlier) {
-  return attempt.steps && attempt.steps == earlier.steps && attempt.failure.rank == earlier.failure.rank;
+  return attempt.steps && attempt.steps == earlier.steps && attempt.rank == earlier.rank;
 }
 
 }  // namespace
 
+FailedAttempt failed_attempt(const RankFailure& failure, const std::string& name, const AttemptTimes& times) {
+  return {.name = name,
+          .end = describe_end(failure.wait_status),
+          .report = report_lines(failure, name),
+          .rank = failure.rank,
+          .is_mistake = was_user_mistake(failure.wait_status),
+          .steps = failure.steps,
+          .killed_from_outside = failure.killed_from_outside,
+          .times = times};
+}
+
 std::vector<std::string> Restarts::judge(const FailedAttempt& attempt) {
   if (most_ == 0) return {};
   last_ = attempt;
-  if (was_user_mistake(attempt.failure.wait_status) && attempt.steps.value_or(0) == 0) {
-    return {"not started again: " + name_of(attempt) + " reports a mistake of the user" + place_of(attempt) +
+  if (attempt.is_mistake && attempt.steps.value_or(0) == 0) {
+    return {"not started again: " + attempt.name + " reports a mistake of the user" + place_of(attempt) +
             ", which would be there again"};
   }
   if (last_fault_ && !attempt.killed_from_outside && is_repeated(attempt, *last_fault_)) {
-    std::vector<std::string> lines = {"not started again: " + name_of(attempt) + " failed" +
-                                      place_of(attempt) + " as before, when it was reported thus:"};
-    for (const std::string& line : report_lines(last_fault_->failure, name_of(*last_fault_)))
-      lines.push_back("  " + line);
+    std::vector<std::string> lines = {"not started again: " + attempt.name + " failed" + place_of(attempt) +
+                                      " as before, when it was reported thus:"};
+    for (const std::string& line : last_fault_->report) lines.push_back("  " + line);
     return lines;
   }
   if (count_ == most_) {
@@ -55,12 +63,12 @@ std::vector<std::string> Restarts::judge(const FailedAttempt& attempt) {
   return {};
 }
 
-std::string Restarts::describe_start(FailedAttempt::Clock::time_point started) const {
-  return "restart " + std::to_string(count_) + " of " + std::to_string(most_) + ": " + name_of(*last_) + " " +
-         describe_end(last_->failure.wait_status) + place_of(*last_) + ", found " +
-         seconds_between(last_->began, last_->found) + " after the start; all ranks ended within " +
-         seconds_between(last_->found, last_->ended) + " and started again within " +
-         seconds_between(last_->ended, started);
+std::string Restarts::describe_start(Clock::time_point started) const {
+  const AttemptTimes& times = last_->times;
+  return "restart " + std::to_string(count_) + " of " + std::to_string(most_) + ": " + last_->name + " " +
+         last_->end + place_of(*last_) + ", found " + seconds_between(times.began, times.found) +
+         " after the start; all ranks ended within " + seconds_between(times.found, times.ended) +
+         " and started again within " + seconds_between(times.ended, started);
 }
 
 }  // namespace zerorun::launcher

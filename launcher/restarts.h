@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,17 +17,29 @@ namespace zerorun::launcher {
 /// The environment variable with the number of restarts so far.
 inline constexpr char kRestartsVariable[] = "ZERORUN_RESTARTS";
 
-/// How one attempt to run the job has ended.
-struct FailedAttempt {
+struct AttemptTimes {
   using Clock = std::chrono::steady_clock;
-
-  RankFailure failure;
-  /// Optimizer steps that the rank's engine had ended in this attempt; absent: the rank had no engine.
-  std::optional<int64_t> steps;
-  /// Somebody sent SIGKILL: the program is not to blame, however often it happens.
-  bool killed_from_outside = false;
   Clock::time_point began, found, ended;  // ranks are started; the failure is known; all ranks have ended
 };
+
+/// How one attempt to run the job has ended.
+struct FailedAttempt {
+  std::string name;                   // of what failed first: "rank 3", "rank 3 on worker-1", "worker-1"
+  std::string end;                    // "exited with code 3"
+  std::vector<std::string> report;    // all lines for the user
+  std::optional<int> rank = {};       // absent: a host or a connection failed, not a rank
+  bool is_mistake = false;            // of the user
+  std::optional<int64_t> steps = {};  // as in RankFailure
+  bool killed_from_outside = false;
+  AttemptTimes times = {};
+};
+
+/// Called once after a failure, when all ranks have ended and nobody wants to end the job. Returns lines for
+/// the user.
+using Judge = std::function<std::vector<std::string>(const FailedAttempt&)>;
+
+/// The attempt that ended with `failure`. `name`: as in report_lines().
+FailedAttempt failed_attempt(const RankFailure& failure, const std::string& name, const AttemptTimes& times);
 
 class Restarts {
  public:
@@ -38,7 +51,7 @@ class Restarts {
   /// Whether judge() has decided since the last call to start the ranks again.
   bool take_due() { return std::exchange(is_due_, false); }
   /// The line for the user, once the ranks have been started again.
-  std::string describe_start(FailedAttempt::Clock::time_point started) const;
+  std::string describe_start(AttemptTimes::Clock::time_point started) const;
   /// Restarts so far, with one that is due.
   int count() const { return count_; }
 

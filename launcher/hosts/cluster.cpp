@@ -122,7 +122,10 @@ void Cluster::greet(NewAgent agent) {
     console_.notice(refusal);
     // If this launcher has started the agents, the job cannot run without the refused one. If it has not, the
     // refused agent may belong to another job, so this job goes on.
-    if (!plan_.commands.empty() && phase_ == Phase::starting) fail({{refusal}, 1}, milliseconds(0));
+    if (!plan_.commands.empty() && phase_ == Phase::starting) {
+      fail({{.name = hello.host, .end = "cannot take part", .report = {refusal}, .is_mistake = true}},
+           milliseconds(0));
+    }
     return;
   }
   NodeOrder order = plan_.order;
@@ -147,11 +150,12 @@ void Cluster::service_agents() {
       try {
         handle(node, *frame);
       } catch (const Error& error) {
-        lose(node, error.what());
+        lose(node, error.what(), milliseconds(0));
       }
     }
     if (agent.socket && agent.socket->is_closed()) {
-      lose(node, "the connection to its agent has been closed: the agent was killed, or the host restarted");
+      lose(node, "the connection to its agent has been closed: the agent was killed, or the host restarted",
+           milliseconds(0));
     }
   }
 }
@@ -177,10 +181,9 @@ void Cluster::handle(int node, const Frame& frame) {
       break;
     case FrameType::failure: {
       const auto failure = decode<RankFailure>(frame.payload);
-      const bool mistake = was_user_mistake(failure.wait_status);
-      fail(
-          {report_lines(failure, name_of_rank(failure.rank)), std::max(1, exit_code_of(failure.wait_status))},
-          mistake ? milliseconds(0) : plan_.order.failure_grace);
+      const FailedAttempt attempt = failed_attempt(failure, name_of_rank(failure.rank), {});
+      fail({attempt, std::max(1, exit_code_of(failure.wait_status))},
+           attempt.is_mistake ? milliseconds(0) : plan_.order.failure_grace);
       break;
     }
     case FrameType::stopped: {
@@ -190,7 +193,12 @@ void Cluster::handle(int node, const Frame& frame) {
     }
     case FrameType::trouble: {
       const auto trouble = decode<AgentTrouble>(frame.payload);
-      fail({{host(node) + ": " + trouble.message}, trouble.user_mistake ? 2 : 1}, milliseconds(0));
+      fail({{.name = host(node),
+             .end = "cannot start its ranks",
+             .report = {host(node) + ": " + trouble.message},
+             .is_mistake = trouble.user_mistake},
+            trouble.user_mistake ? 2 : 1},
+           milliseconds(0));
       break;
     }
     case FrameType::port:
@@ -201,8 +209,9 @@ void Cluster::handle(int node, const Frame& frame) {
       agent.state = AgentState::over;
       agent.socket.reset();
       if (result.interrupted_by != 0) {
-        fail({{"the job was ended on " + host(node) + " by " + signal_name(result.interrupted_by)},
-              128 + result.interrupted_by},
+        is_unwanted_ = true;
+        const std::string end = "was ended on " + host(node) + " by " + signal_name(result.interrupted_by);
+        fail({{.name = "the job", .end = end, .report = {"the job " + end}}, 128 + result.interrupted_by},
              plan_.order.grace);
       }
       break;
@@ -223,6 +232,8 @@ void Cluster::start_ranks(int port) {
                        count(agents_.size(), "host") + (ranks == 1 ? ", at " : ", and meet at ") + address +
                        ":" + std::to_string(port));
   send_to_all(FrameType::start, encode(MeetingPoint{address, port}));
+  times_.began = Clock::now();
+  if (plan_.describe_start) console_.notice(plan_.describe_start());
 }
 
 // The address from which node 0's agent has connected. If node 0 is this host, that may be a loopback
@@ -245,13 +256,18 @@ void Cluster::enter_phase_that_is_due() {
     listener_.close();
     agents_[0].socket->send(FrameType::open);
   } else if (phase_ == Phase::starting && late) {
-    fail({{"no agent of " + missing_hosts() + " has connected in time (--timeout)" + strangers()}, 1},
-         milliseconds(0));
+    unreached_ = awaited();
+    fail(
+        {{.name = missing_hosts(),
+          .end = "did not connect",
+          .report = {"no agent of " + missing_hosts() + " has connected in time (--timeout)" + strangers()}}},
+        milliseconds(0));
   } else if (phase_ == Phase::running && all_over()) {
     phase_ = Phase::over;
   } else if (phase_ == Phase::ending && (all_over() || late)) {
     for (size_t node = 0; node < agents_.size(); ++node) {
       if (agents_[node].state == AgentState::connected) {
+        has_survivors_ = true;
         console_.notice(host(static_cast<int>(node)) +
                         " does not say that its ranks have ended: see `ps -ej` there");
       }
@@ -289,12 +305,17 @@ std::string Cluster::strangers() const {
          " came from programs that do not know this job's ticket (another job, or a scanner of ports)";
 }
 
+std::vector<int> Cluster::awaited() const {
+  std::vector<int> nodes;
+  for (size_t node = 0; node < agents_.size(); ++node) {
+    if (agents_[node].state == AgentState::awaited) nodes.push_back(static_cast<int>(node));
+  }
+  return nodes;
+}
+
 std::string Cluster::missing_hosts() const {
   std::string names;
-  for (size_t node = 0; node < agents_.size(); ++node) {
-    if (agents_[node].state != AgentState::awaited) continue;
-    names += (names.empty() ? "" : ", ") + host(static_cast<int>(node));
-  }
+  for (const int node : awaited()) names += (names.empty() ? "" : ", ") + host(node);
   return names;
 }
 

@@ -1,6 +1,6 @@
 // The launcher's part of a job on several hosts: waits for an agent of each host, gives it its ranks, prints
 // their output, and ends the job everywhere when a rank, an agent, a host or a connection fails. Made and run
-// once, on the main thread.
+// once for each attempt to run the job, on the main thread.
 //
 // The processes form a tree: the launcher has a connection to each agent, and each agent starts the ranks of
 // its host. An agent ends when it loses the launcher, and a rank ends when it loses its agent.
@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "launcher/hosts/node_order.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/hosts/starter_processes.h"
+#include "launcher/restarts.h"
 #include "launcher/signals.h"
 
 namespace zerorun::launcher {
@@ -39,6 +41,8 @@ struct ClusterPlan {
   std::string own_program;                // zerorun's path, to start the agent of this machine
   std::chrono::milliseconds timeout{0};   // until all agents have connected
   std::string version;
+  std::function<std::string()> describe_start = {};  // a line for the user once the ranks start; or null
+  Judge judge = {};                                  // of an attempt whose ranks have started; or null
 };
 
 class Cluster {
@@ -51,6 +55,17 @@ class Cluster {
 
   /// Returns the exit code, as the launcher of one host does; 1 if a host or a connection failed first.
   int run();
+  /// What ended the attempt, unless the user did; null if nothing failed.
+  const FailedAttempt* failure() const { return failure_ ? &failure_->attempt : nullptr; }
+  /// The nodes whose hosts could not be reached, if that ended the attempt before its ranks started.
+  const std::vector<int>& unreached() const { return unreached_; }
+  bool has_started_ranks() const { return times_.began != Clock::time_point(); }
+  /// Whether a signal interrupted the job here or on another host, or nobody reads its output any more.
+  bool is_unwanted() const { return is_unwanted_; }
+  /// When all ranks have surely ended, also those on hosts that cannot say so.
+  AttemptTimes::Clock::time_point clear_at() const { return clear_at_; }
+  /// Waits until then. Returns false if a signal has ended the wait.
+  bool wait_until(AttemptTimes::Clock::time_point end);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -69,7 +84,7 @@ class Cluster {
   };
   /// The first thing that went wrong.
   struct Failure {
-    std::vector<std::string> lines;  // the report
+    FailedAttempt attempt;
     int exit_code = 1;
   };
 
@@ -91,7 +106,9 @@ class Cluster {
   void handle_starter_end(const StarterProcesses::Ended& starter);
 
   void fail(Failure failure, std::chrono::milliseconds grace);
-  void lose(int node, const std::string& reason);
+  /// `patience`: how much later than here the host may notice that the connection is lost.
+  void lose(int node, const std::string& reason, std::chrono::milliseconds patience);
+  void let_judge();
   void begin_ending(std::chrono::milliseconds grace);
   void finish();
   void wait_for_starters(std::chrono::milliseconds patience);
@@ -102,6 +119,7 @@ class Cluster {
   const std::string& host(int node) const { return plan_.order.nodes[node].host; }
   std::string name_of_rank(int rank) const;
   std::string reachable_address_of_node_0() const;
+  std::vector<int> awaited() const;
   std::string missing_hosts() const;
   /// What to add to an error if connections without the ticket came; else empty.
   std::string strangers() const;
@@ -120,6 +138,11 @@ class Cluster {
   std::vector<std::string> stopped_;  // reports about stopped ranks
   std::optional<int> interrupted_by_;
   Clock::time_point interrupted_at_;
+  bool is_unwanted_ = false;
+  bool has_survivors_ = false;  // ranks that could not be ended, on a host that is still connected
+  std::vector<int> unreached_;
+  AttemptTimes times_;
+  Clock::time_point clear_at_;
   Clock::time_point last_beat_, last_loop_;
 };
 

@@ -17,6 +17,8 @@ using std::chrono::milliseconds;
 
 // After the grace, agents have this long to kill their ranks and send their results.
 constexpr milliseconds kReportPatience(2500);
+// What a Job takes beyond its grace to kill its ranks.
+constexpr milliseconds kRankKillPatience(1000);
 constexpr milliseconds kAgentFlushPatience(500);
 // Agents that have sent their results exit at once, and so do the processes that started them. But an agent
 // that has not connected yet would try again and again, so the process that started it is killed after this
@@ -45,7 +47,8 @@ void Cluster::check_life() {
              ? "no sign of life for " + std::to_string(kSilence.count() / 1000) +
                    " s, although its system acknowledges what is sent: the host's processes are stopped"
              : "no sign of life for " + std::to_string(kSilence.count() / 1000) +
-                   " s, and nothing that is sent arrives: the network link is down, or the host is off");
+                   " s, and nothing that is sent arrives: the network link is down, or the host is off",
+         kSilence);
   }
 }
 
@@ -62,6 +65,7 @@ void Cluster::handle_signals() {
 void Cluster::handle_interruption(int signal) {
   const Clock::time_point now = Clock::now();
   const bool first = !interrupted_by_;
+  is_unwanted_ = true;
   if (first && !failure_) {
     interrupted_by_ = signal;
     interrupted_at_ = now;
@@ -81,7 +85,11 @@ void Cluster::handle_interruption(int signal) {
 void Cluster::look_for_missing_host() {
   if (phase_ != Phase::starting) return;
   const std::optional<std::string> line = starters_.find_line(kPdshFailure);
-  if (line) fail({{*line + ", before the agent there had connected"}, 1}, milliseconds(0));
+  if (!line) return;
+  fail({{.name = "pdsh",
+         .end = "did not reach a host",
+         .report = {*line + ", before the agent there had connected"}}},
+       milliseconds(0));
 }
 
 // A process that has started an agent must run as long as the agent: if it ends earlier, the job fails.
@@ -102,6 +110,7 @@ void Cluster::handle_starter_end(const StarterProcesses::Ended& starter) {
                                          : ", although ranks still ran: what it carried is cut off (was sshd "
                                            "killed, or the connection closed?)")};
   if (early) {
+    if (starter.node >= 0) unreached_ = {starter.node};
     const int status = starter.wait_status;
     const bool not_found = WIFEXITED(status) && WEXITSTATUS(status) == 127;
     if (not_found)
@@ -110,7 +119,8 @@ void Cluster::handle_starter_end(const StarterProcesses::Ended& starter) {
   const std::vector<std::string> last = starter.last_lines;
   if (!last.empty()) lines.front() += "; its last lines:";
   for (const std::string& line : last) lines.push_back("  " + line);
-  fail({lines, 1}, plan_.order.failure_grace);
+  fail({{.name = starter.name, .end = describe_end(starter.wait_status), .report = lines}},
+       plan_.order.failure_grace);
 }
 
 void Cluster::fail(Failure failure, milliseconds grace) {
@@ -118,13 +128,18 @@ void Cluster::fail(Failure failure, milliseconds grace) {
   if (phase_ < Phase::ending) begin_ending(grace);
 }
 
-void Cluster::lose(int node, const std::string& reason) {
+// A host that is lost ends its ranks by itself, when it notices that.
+void Cluster::lose(int node, const std::string& reason, milliseconds patience) {
   agents_[node].state = AgentState::lost;
   agents_[node].socket.reset();
-  fail({{host(node) + ": " + reason}, 1}, plan_.order.failure_grace);
+  if (phase_ < Phase::running) unreached_ = {node};
+  clear_at_ = std::max(clear_at_, Clock::now() + patience + plan_.order.failure_grace + kRankKillPatience);
+  fail({{.name = host(node), .end = "was lost", .report = {host(node) + ": " + reason}}},
+       plan_.order.failure_grace);
 }
 
 void Cluster::begin_ending(milliseconds grace) {
+  if (phase_ < Phase::ending) times_.found = Clock::now();
   phase_ = Phase::ending;
   deadline_ = Clock::now() + grace + kReportPatience;
   send_to_all(FrameType::end, std::to_string(grace.count()));
@@ -139,8 +154,9 @@ void Cluster::finish() {
   end_orphans();
   for (const std::string& line : stopped_) console_.notice(line);
   if (failure_) {
-    for (const std::string& line : failure_->lines) console_.notice(line);
+    for (const std::string& line : failure_->attempt.report) console_.notice(line);
   }
+  let_judge();
   const bool in_a_hurry = failure_ || interrupted_by_;
   const Clock::time_point flushed = Clock::now() + kAgentFlushPatience;
   while (!console_.is_flushed() && !(in_a_hurry && Clock::now() >= flushed)) {
@@ -150,10 +166,32 @@ void Cluster::finish() {
     console_.write_some();
     while (const std::optional<int> signal = signals_.next()) {
       if (*signal == SIGCHLD) continue;
+      is_unwanted_ = true;
       if (!failure_ && !interrupted_by_) interrupted_by_ = *signal;
       return;  // a signal ends the wait for a slow reader
     }
   }
+}
+
+// Ranks that cannot be ended may still hold memory, files and ports.
+void Cluster::let_judge() {
+  times_.ended = Clock::now();
+  if (!failure_ || !plan_.judge || is_unwanted_ || has_survivors_ || !has_started_ranks()) return;
+  failure_->attempt.times = times_;
+  for (const std::string& line : plan_.judge(failure_->attempt)) console_.notice(line);
+}
+
+bool Cluster::wait_until(Clock::time_point end) {
+  while (!is_unwanted_ && !console_.is_gone() && Clock::now() < end) {
+    std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}};
+    console_.append_poll_entries(entries);
+    const auto left = std::chrono::ceil<milliseconds>(end - Clock::now());
+    ::poll(entries.data(), entries.size(),
+           static_cast<int>(std::clamp(left, milliseconds(0), kTick).count()));
+    console_.write_some();
+    handle_signals();
+  }
+  return !is_unwanted_ && !console_.is_gone();
 }
 
 void Cluster::wait_for_starters(milliseconds patience) {

@@ -130,6 +130,17 @@ JobPlacement place_job(const LaunchOptions& given, const std::optional<std::vect
   return {std::move(placement), node};
 }
 
+JobPlacement without(const JobPlacement& job, const std::set<int>& nodes) {
+  std::vector<Node> kept;
+  std::optional<int> own;
+  for (int node = 0; node < static_cast<int>(job.placement.nodes().size()); ++node) {
+    if (nodes.contains(node)) continue;
+    if (node == job.node) own = static_cast<int>(kept.size());
+    kept.push_back(job.placement.nodes()[node]);
+  }
+  return {Placement(std::move(kept)), own};
+}
+
 std::string visible_devices(bool slots_named, const std::vector<int>& slots, const ThisMachine& machine) {
   if (slots_named) return join(slots);
   if (machine.gpus == 0) return "";

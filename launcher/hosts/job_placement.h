@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,9 @@ std::string visible_devices(bool slots_named, const std::vector<int>& slots, con
 /// `hosts`: the content of the hostfile; absent if there is none. Throws UserError naming the option.
 JobPlacement place_job(const LaunchOptions& given, const std::optional<std::vector<Host>>& hosts,
                        const ThisMachine& machine);
+
+/// The placement without these nodes, numbered as in `job`; the others get new numbers.
+JobPlacement without(const JobPlacement& job, const std::set<int>& nodes);
 
 /// Whether `host` is a name of the machine with this hostname, in any case, or an address of every machine.
 bool is_this_machine(const std::string& host, const std::string& hostname);

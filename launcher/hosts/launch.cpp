@@ -24,6 +24,7 @@
 #include "launcher/guardian.h"
 #include "launcher/hosts/agent.h"
 #include "launcher/hosts/cluster.h"
+#include "launcher/hosts/cluster_attempts.h"
 #include "launcher/hosts/dry_run.h"
 #include "launcher/hosts/forwarded_environment.h"
 #include "launcher/hosts/gpu_question.h"
@@ -199,7 +200,7 @@ int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** ar
     }
     order.logs.attempt = restarts.count();
     plan = plan_attempt(options, order, machine, claim);
-    plan.describe_start = [&] { return restarts.describe_start(FailedAttempt::Clock::now()); };
+    plan.describe_start = [&] { return restarts.describe_start(AttemptTimes::Clock::now()); };
   }
 }
 
@@ -218,10 +219,16 @@ std::vector<std::string> own_addresses(const std::vector<std::string>& hosts) {
   return {addresses.begin(), addresses.end()};
 }
 
-ClusterPlan plan_starting(const LaunchOptions& options, const JobPlacement& place, NodeOrder order) {
+// The plan of an attempt. It has ports and secrets of its own, so that no process of an earlier one can join.
+ClusterPlan plan_starting(const LaunchOptions& options, const JobPlacement& whole, NodeOrder order,
+                          int restarts, const std::set<int>& left_out) {
+  const JobPlacement place = without(whole, left_out);
+  order.nodes = place.placement.nodes();
+  if (!left_out.empty()) order.full_world_size = whole.placement.world_size();
   ClusterPlan plan;
   add_surroundings(order);
   order.token = random_token();
+  order.logs.attempt = restarts;
   plan.order = std::move(order);
   plan.master_addr = options.master_addr;
   plan.master_port = options.master_port.value_or(0);
@@ -282,26 +289,6 @@ void warn_of_unknown(const Endpoint& endpoint) {
   }
 }
 
-int run_cluster(const LaunchOptions& options, ClusterPlan plan, int argc, char** argv) {
-  plan.timeout = std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
-  plan.version = ZERORUN_VERSION;
-  std::vector<std::string> labels = rank_labels(plan.order.nodes);
-  for (const StartCommand& command : plan.commands) labels.push_back(command.name);
-  labels.emplace_back("agent");
-  // Ctrl-Z must not stop the launcher: a stopped launcher sends no heartbeats, so its agents would end their
-  // ranks.
-  std::signal(SIGTSTP, SIG_IGN);
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  Signals signals;
-  Guardian guardian(argc, argv);
-  Console console(labels, options.quiet);
-  if (options.verbose) {
-    for (const StartCommand& command : plan.commands)
-      console.notice(shell_line(command.arguments, plan.ticket));
-  }
-  return Cluster(std::move(plan), console, signals, guardian).run();
-}
-
 // `taken`: why this launcher, which has the endpoint's address, is not the first one; else empty.
 int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const NodeOrder& order,
                 const std::string& taken, int argc, char** argv) {
@@ -336,6 +323,22 @@ int print_plan(const LaunchOptions& options, Part part, const Endpoint& endpoint
   return 0;
 }
 
+// Launchers that join would have to agree on each restart, and share a secret that stays the same.
+void check_restarts(const LaunchOptions& options, Part part) {
+  if (options.max_restarts > 0 && (part == Part::first || part == Part::joins)) {
+    throw UserError(
+        "--max_restarts " + std::to_string(options.max_restarts) +
+        ": the ranks of launchers that join (--node_rank, --rdzv_endpoint) are not started again: "
+        "leave it out and let the batch system start the job again, or give one launcher all hosts "
+        "(--hostfile) (docs/restarts.md)");
+  }
+  if (options.hold_every > 0 && part != Part::alone) {
+    throw UserError("--hold_every " + std::to_string(options.hold_every) +
+                    ": only a job on this host alone goes on from memory: leave it out, and ranks go on from "
+                    "the newest checkpoint (docs/restarts.md)");
+  }
+}
+
 }  // namespace
 
 int launch(const LaunchOptions& given, int argc, char** argv) {
@@ -360,12 +363,7 @@ int launch(const LaunchOptions& given, int argc, char** argv) {
   const bool joined = options.node_rank || !options.rdzv_endpoint.empty();
   const Endpoint endpoint = joined ? choose_endpoint(options, place.placement) : Endpoint{};
   const Part part = choose_part(options, place, endpoint);
-  if (options.max_restarts > 0 && part != Part::alone) {
-    throw UserError(
-        "--max_restarts " + std::to_string(options.max_restarts) +
-        ": only the ranks of a job on one host are started again: leave it out, and let a script or "
-        "the batch system start the job again (docs/restarts.md)");
-  }
+  check_restarts(options, part);
   const bool here = part != Part::starts || place.node.has_value();
   if (here && options.venv_script.empty()) {
     const std::string program = find_program(arguments.front());
@@ -380,11 +378,17 @@ int launch(const LaunchOptions& given, int argc, char** argv) {
   if (options.save_pid) pid_file.emplace("/tmp");
   switch (part) {
     case Part::starts:
-      return run_cluster(options, plan_starting(options, place, std::move(order)), argc, argv);
+      return run_attempts(
+          options,
+          [&](int restarts, const std::set<int>& left_out) {
+            return plan_starting(options, place, order, restarts, left_out);
+          },
+          argc, argv);
     case Part::first:
       if (std::optional<ClusterPlan> plan = plan_first(options, endpoint, order, taken)) {
         warn_of_unknown(endpoint);
-        return run_cluster(options, std::move(*plan), argc, argv);
+        return run_attempts(
+            options, [&](int, const std::set<int>&) { return std::move(*plan); }, argc, argv);
       }
       [[fallthrough]];
     case Part::joins:

@@ -120,7 +120,7 @@ std::vector<std::string> command_of(const CLI::App& app) {
 struct PlacementValues {
   bool no_ssh = false, no_local_rank = false, no_ssh_check = false, standalone = false;
   // Numbers are texts here: the parser that checks them reads them too.
-  std::string ranks, nodes, node_rank, master_port, ssh_port, restarts, hold_every;
+  std::string ranks, nodes, node_rank, master_port, ssh_port, restarts, hold_every, min_nodes;
   std::string launcher, launcher_args, rdzv_backend, local_address, ignored;
 };
 
@@ -183,7 +183,7 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
       ->type_name("ADDRESS");
   CLI::Option* restarts =
       app.add_option("--max_restarts,--max-restarts", values.restarts,
-                     "After a failure start all ranks again, at most N times (on one host); without it 0")
+                     "After a failure start all ranks again, at most N times; without it 0")
           ->type_name("N")
           ->check(checks::whole_number(0, kMostRanks));
   app.add_option("--hold_every,--hold-every", values.hold_every,
@@ -191,6 +191,18 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
       ->type_name("N")
       ->check(checks::whole_number(1, kMostSteps))
       ->needs(restarts);
+  CLI::Option* fewest =
+      app.add_option(
+             "--min_nodes,--min-nodes", values.min_nodes,
+             "A restart leaves out hosts that cannot be reached, if N are left; without it all are needed")
+          ->type_name("N")
+          ->check(checks::whole_number(1, kMostRanks))
+          ->needs(restarts);
+  app.add_option("--host_wait,--host-wait", options.host_wait_seconds,
+                 "How long such a restart waits for a host; without it 30 s")
+      ->type_name("SECONDS")
+      ->check(checks::seconds(0, true, kLongestTimeout))
+      ->needs(fewest);
   app.add_option("--monitor_interval,--monitor-interval,--start_method,--start-method", values.ignored,
                  "No effect: the launcher sees at once that a rank has ended, and starts programs")
       ->type_name("VALUE");
@@ -379,6 +391,7 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   options.ssh_port = whole_number_in(values.ssh_port);
   options.max_restarts = whole_number_in(values.restarts).value_or(0);
   options.hold_every = whole_number_in(values.hold_every).value_or(0);
+  options.min_nodes = whole_number_in(values.min_nodes).value_or(0);
   if (!values.launcher.empty()) options.starter = parse_starter(CLI::detail::to_lower(values.launcher));
   options.launcher_args = CLI::detail::split_up(values.launcher_args);
   options.grace = std::chrono::milliseconds(std::llround(grace_seconds * 1000));

@@ -48,6 +48,8 @@ struct LaunchOptions {
   bool pass_local_rank = false;      // the program gets --local_rank=N, as from DeepSpeed's launcher
   int max_restarts = 0;              // how often the ranks are started again after a failure
   int hold_every = 0;                // ranks hold the state of each so-manieth step in memory; 0: of none
+  int min_nodes = 0;                 // a restart leaves out hosts if so many are left; 0: it needs all
+  double host_wait_seconds = 30;     // how long such a restart waits for hosts
   bool dry_run = false;              // print the ranks' commands instead of running them
   std::vector<std::string> command;  // the program and its arguments, untouched
 };

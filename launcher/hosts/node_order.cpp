@@ -145,6 +145,7 @@ void read(const json& message, NodeOrder& order) {
   order.terminal = message.at("terminal");
   order.timeline = message.at("timeline");
   order.timeline_steps = message.at("timeline_steps");
+  order.full_world_size = index_in(message.at("full_world_size"));
   for (const auto& [name, grace] :
        {std::pair("grace", &order.grace), {"failure_grace", &order.failure_grace}})
     *grace = std::chrono::milliseconds(whole_number(message.at(name), 0, kLongestGrace.count()));
@@ -177,6 +178,8 @@ void read(const json& message, StoppedRank& stopped) {
 void read(const json& message, RankFailure& failure) {
   failure = {index_in(message.at(0)), number(message.at(1), 0, kHighestWaitStatus), message.at(2),
              message.at(3).get<std::vector<std::string>>(), message.at(4).get<std::vector<std::string>>()};
+  if (!message.at(5).is_null()) failure.steps = whole_number(message.at(5), 0, INT64_MAX);
+  failure.killed_from_outside = message.at(6);
 }
 
 }  // namespace
@@ -198,6 +201,7 @@ std::string encode(const NodeOrder& order) {
                    {"terminal", order.terminal},
                    {"timeline", order.timeline},
                    {"timeline_steps", order.timeline_steps},
+                   {"full_world_size", order.full_world_size},
                    {"grace", order.grace.count()},
                    {"failure_grace", order.failure_grace.count()},
                    {"bind_cores", order.bind_cores},
@@ -228,7 +232,8 @@ std::string encode(const StoppedRank& stopped) {
 
 std::string encode(const RankFailure& failure) {
   return to_bytes(
-      json::array({failure.rank, failure.wait_status, failure.cause, failure.last_lines, failure.memory}));
+      json::array({failure.rank, failure.wait_status, failure.cause, failure.last_lines, failure.memory,
+                   failure.steps ? json(*failure.steps) : json(), failure.killed_from_outside}));
 }
 
 std::string encode(const RankOutput& output) {

@@ -32,6 +32,7 @@ struct NodeOrder {
   double timeout_seconds = 0;
   bool terminal = false;
   std::string timeline, timeline_steps;  // as in JobEnvironment
+  int full_world_size = 0;               // likewise
   std::string held_memory;               // likewise; not sent to other hosts, whose ranks hold nothing
   std::chrono::milliseconds grace{0}, failure_grace{0};
   LogOptions logs;

@@ -91,7 +91,8 @@ CLI::Validator count_of_hosts() {
     const size_t colon = text.find(':');
     if (colon == std::string::npos) return count_of_ranks({})(text);
     if (text.substr(0, colon) != text.substr(colon + 1))
-      return "a job has a fixed number of hosts: expected one number; found '" + text + "'";
+      return "a job starts on a fixed number of hosts: expected one number; found '" + text +
+             "' (--min_nodes lets a restart leave hosts out)";
     text = text.substr(0, colon);
     return whole_number(1, kMostRanks)(text);
   };

@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,19 @@ std::string batch_text(const std::string& train, const std::string& micro, const
   if (steps != "-") text += "\"gradient_accumulation_steps\": " + steps + ",";
   return text + "}";
 }
+
+// What zerorun sets for ranks while hosts of the job are left out.
+class FewerRanks {
+ public:
+  FewerRanks(const std::string& left, const std::string& full) {
+    ::setenv("WORLD_SIZE", left.c_str(), 1);
+    ::setenv("ZERORUN_FULL_WORLD_SIZE", full.c_str(), 1);
+  }
+  ~FewerRanks() {
+    ::unsetenv("WORLD_SIZE");
+    ::unsetenv("ZERORUN_FULL_WORLD_SIZE");
+  }
+};
 
 }  // namespace
 
@@ -153,6 +167,46 @@ TEST_CASE("train_batch_size \"auto\" follows from the other two sizes, not from 
   CHECK(batch.train_batch_size == 24);
   CHECK(batch.micro_batch_size_per_gpu == 3);
   CHECK(batch.gradient_accumulation_steps == 4);
+}
+
+TEST_CASE("with fewer ranks than the whole job has, accumulation rises and the global batch stays") {
+  struct Case {
+    std::string text;
+    int left, full;
+    int64_t train, micro, steps;
+  };
+  const std::string mesh = R"("zerorun": {"mesh": {"tensor": 2}})";
+  const std::vector<Case> cases = {
+      {R"({"train_micro_batch_size_per_gpu": 3})", 2, 4, 12, 3, 2},
+      {R"({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2})", 3, 6, 36, 3, 4},
+      {R"({"train_batch_size": 24})", 2, 6, 24, 4, 3},
+      {R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2})", 3, 4, 24, 2, 4},
+      {R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2})", 2,
+       4, 8, 1, 4},
+      {R"({"train_micro_batch_size_per_gpu": 3, )" + mesh + "}", 4, 8, 12, 3, 2},
+  };
+  for (const Case& one : cases) {
+    CAPTURE(one.text);
+    const FewerRanks fewer(std::to_string(one.left), std::to_string(one.full));
+    const zerorun::Config config = parse_config(one.text, "conf", one.left);
+    CHECK(config.batch.train_batch_size == one.train);
+    CHECK(config.batch.micro_batch_size_per_gpu == one.micro);
+    CHECK(config.batch.gradient_accumulation_steps == one.steps);
+    REQUIRE(config.warnings.size() == 1);
+    CHECK_THAT(config.warnings[0],
+               Catch::Contains("so that train_batch_size stays " + std::to_string(one.train)) &&
+                   Catch::Contains("data ranks are left (--min_nodes)"));
+  }
+  const FewerRanks fewer("3", "4");
+  const std::string text = R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2})";
+  CHECK_THROWS_WITH(parse_config(text, "conf", 3),
+                    Catch::Contains("gradient_accumulation_steps: expected a number whose 4-fold 3 divides, "
+                                    "because 3 of the job's 4 data ranks are left (--min_nodes), found 2"));
+  // A config for one rank, as for an engine of its own, is not that of the job.
+  CHECK(parse_config(text, "conf", 1).batch.train_batch_size == 4);
+  ::setenv("ZERORUN_FULL_WORLD_SIZE", "many", 1);
+  CHECK_THROWS_WITH(parse_config(text, "conf", 3),
+                    Catch::Contains("ZERORUN_FULL_WORLD_SIZE: expected a number of ranks, found 'many'"));
 }
 
 TEST_CASE("an impossible hidden size is refused, and so is an argument for an unknown key") {

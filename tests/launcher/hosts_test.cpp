@@ -303,6 +303,16 @@ TEST_CASE("with a hostfile, each launcher runs its host's ranks") {
   CHECK_THROWS_WITH(place(node(1), hosts, 1), Contains("slot 1 does not exist: this machine has 1 GPU,"));
 }
 
+TEST_CASE("hosts that are left out have no ranks, and the others get new numbers") {
+  const ThisMachine machine{.hostname = "c"};
+  const JobPlacement whole = place_job({}, Hosts{{"a", 2}, {"b", 1}, {"c", 2}}, machine);
+  const JobPlacement left = without(whole, {0});
+  CHECK(left.placement.nodes() == Nodes{{"b", {0}}, {"c", {0, 1}}});
+  CHECK(left.placement.world_size() == 3);
+  CHECK(left.node == 1);
+  CHECK(without(whole, {1, 2}).node == std::nullopt);
+}
+
 TEST_CASE("without a hostfile but with a node rank, all hosts have the same number of ranks") {
   LaunchOptions options = ranks(2);
   options.nodes = 3;

@@ -246,6 +246,11 @@ TEST_CASE("torchrun's and DeepSpeed's lines for one host are read as they mean i
   CHECK(options({"--max_restarts=3", "--hold-every=2", "p"}).hold_every == 2);
   CHECK_THAT(mistake({"--max_restarts=3", "--hold_every=0", "p"}), Contains("found '0'"));
   CHECK_THAT(mistake({"--hold_every=1", "p"}), Contains("--max_restarts"));
+  CHECK(options({"--max_restarts=3", "p"}).min_nodes == 0);
+  const LaunchOptions fewer = options({"--max_restarts=3", "--min_nodes=2", "--host_wait=0", "p"});
+  CHECK((fewer.min_nodes == 2 && fewer.host_wait_seconds == 0));
+  CHECK_THAT(mistake({"--min_nodes=1", "p"}), Contains("--max_restarts"));
+  CHECK_THAT(mistake({"--max_restarts=3", "--host_wait=5", "p"}), Contains("--min_nodes"));
   CHECK_THAT(mistake({"--nnodes=2", "--local_addr=a", "p"}), Contains("--local_addr"));
   CHECK_THAT(mistake({"--nproc_per_node=all", "p"}), Contains("gpu, cpu or auto; found 'all'"));
   for (const char* option :

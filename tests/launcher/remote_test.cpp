@@ -206,12 +206,16 @@ TEST_CASE("an order with any bytes is the same after it was encoded and decoded"
   order.logs.printed = std::vector{0, 2};
   order.logs.run = "run";
   order.port = 0;
+  order.full_world_size = 8;
   CHECK(decode<NodeOrder>(encode(order)) == order);
   order.port.reset();
   order.logs.printed.reset();
   CHECK(decode<NodeOrder>(encode(order)) == order);
 
-  const RankFailure failure{3, 9, "cause \xff", {"one", ""}, {"memory of rank 3"}};
+  RankFailure failure{3, 9, "cause \xff", {"one", ""}, {"memory of rank 3"}};
+  CHECK(decode<RankFailure>(encode(failure)) == failure);
+  failure.steps = int64_t{1} << 40;
+  failure.killed_from_outside = true;
   CHECK(decode<RankFailure>(encode(failure)) == failure);
   const AgentHello hello{"0.1.0", -1, "b", "a: 2"};
   CHECK(decode<AgentHello>(encode(hello)) == hello);

@@ -1,0 +1,132 @@
+#include "launcher/hosts/cluster_attempts.h"
+
+#include <sys/prctl.h>
+
+#include <cmath>
+#include <csignal>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launcher/hosts/dry_run.h"
+#include "launcher/rank_labels.h"
+
+namespace zerorun::launcher {
+namespace {
+
+using Clock = AttemptTimes::Clock;
+using std::chrono::milliseconds;
+
+// How long a restart waits before it tries again to reach all hosts.
+constexpr std::chrono::seconds kPause(2);
+
+milliseconds to_milliseconds(double seconds) {
+  return milliseconds(std::llround(seconds * 1000));
+}
+
+// What the launcher prints from: the ranks, then the processes that start agents.
+std::vector<std::string> sources_of(const ClusterPlan& plan) {
+  std::vector<std::string> labels = rank_labels(plan.order.nodes);
+  for (const StartCommand& command : plan.commands) labels.push_back(command.name);
+  labels.emplace_back("agent");
+  return labels;
+}
+
+// Decides what follows an attempt. A restart tries hosts that it cannot reach again, since they may be
+// starting themselves; then it leaves them out if the user allows that.
+class Attempts {
+ public:
+  Attempts(const LaunchOptions& options, std::vector<Node> nodes, Console& console)
+      : options_(options), nodes_(std::move(nodes)), console_(console), restarts_(options.max_restarts) {}
+
+  /// Adds what a plan needs so that its Cluster asks this object.
+  void watch(ClusterPlan& plan) {
+    plan.judge = [this](const FailedAttempt& attempt) { return restarts_.judge(attempt); };
+    if (restarts_.count() > 0)
+      plan.describe_start = [this] { return restarts_.describe_start(Clock::now()); };
+  }
+
+  /// Whether to run the job again, once all processes of the attempt have ended.
+  bool goes_on_after(Cluster& attempt) {
+    if (attempt.is_unwanted()) return false;
+    if (restarts_.take_due()) {
+      failed_at_ = Clock::now();
+      left_out_.clear();
+      return attempt.wait_until(attempt.clear_at());
+    }
+    const FailedAttempt* failure = attempt.failure();
+    const bool is_restart = restarts_.count() > 0 && failure != nullptr && !attempt.has_started_ranks();
+    if (!is_restart || failure->is_mistake) return false;
+    return leaves_out(attempt.unreached()) || tries_again(attempt);
+  }
+
+  int restarts() const { return restarts_.count(); }
+  const std::set<int>& left_out() const { return left_out_; }
+
+ private:
+  /// `unreached`: as numbered in the attempt.
+  bool leaves_out(const std::vector<int>& unreached) {
+    if (options_.min_nodes == 0 || unreached.empty()) return false;
+    if (Clock::now() < failed_at_ + to_milliseconds(options_.host_wait_seconds)) return false;
+    std::vector<int> kept;
+    for (int node = 0; node < static_cast<int>(nodes_.size()); ++node) {
+      if (!left_out_.contains(node)) kept.push_back(node);
+    }
+    if (std::ssize(kept) - std::ssize(unreached) < options_.min_nodes) return false;
+    std::string names;
+    for (const int node : unreached) {
+      left_out_.insert(kept[node]);
+      names += (names.empty() ? "" : ", ") + nodes_[kept[node]].host;
+    }
+    console_.notice("restart " + std::to_string(restarts()) + ": goes on without " + names +
+                    " (--min_nodes " + std::to_string(options_.min_nodes) + ")");
+    return true;
+  }
+
+  bool tries_again(Cluster& attempt) {
+    const auto left = std::chrono::duration_cast<std::chrono::seconds>(
+        failed_at_ + to_milliseconds(options_.timeout_seconds) - Clock::now());
+    if (left <= kPause) return false;
+    console_.notice("restart " + std::to_string(restarts()) +
+                    ": not all hosts can be reached: tries again for " + std::to_string(left.count()) +
+                    " s (--timeout)");
+    return attempt.wait_until(Clock::now() + kPause);
+  }
+
+  const LaunchOptions& options_;
+  const std::vector<Node> nodes_;  // of the whole job
+  Console& console_;
+  Restarts restarts_;
+  Clock::time_point failed_at_;  // when the last attempt whose ranks had started was over
+  std::set<int> left_out_;
+};
+
+}  // namespace
+
+int run_attempts(const LaunchOptions& options, const MakePlan& make_plan, int argc, char** argv) {
+  ClusterPlan plan = make_plan(0, {});
+  // Ctrl-Z must not stop the launcher: a stopped launcher sends no heartbeats, so its agents would end their
+  // ranks.
+  std::signal(SIGTSTP, SIG_IGN);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  Signals signals;
+  Guardian guardian(argc, argv);
+  Console console(sources_of(plan), options.quiet);
+  if (options.verbose) {
+    for (const StartCommand& command : plan.commands)
+      console.notice(shell_line(command.arguments, plan.ticket));
+  }
+  Attempts attempts(options, plan.order.nodes, console);
+  while (true) {
+    plan.timeout = to_milliseconds(options.timeout_seconds);
+    plan.version = ZERORUN_VERSION;
+    attempts.watch(plan);
+    Cluster attempt(std::move(plan), console, signals, guardian);
+    const int code = attempt.run();
+    if (!attempts.goes_on_after(attempt)) return code;
+    plan = make_plan(attempts.restarts(), attempts.left_out());
+    console.set_sources(sources_of(plan));
+  }
+}
+
+}  // namespace zerorun::launcher
