@@ -121,8 +121,7 @@ void check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labe
   if (!fits) {
     throw UserError(
         "linear_cross_entropy(): expected x of sizes (..., hidden), weight (vocab, hidden) and labels (...) "
-        "of "
-        "int64, found " +
+        "of int64, found " +
         sizes_of(x) + ", " + sizes_of(weight) + " and " + sizes_of(labels) + " of " +
         c10::toString(labels.scalar_type()));
   }
@@ -133,8 +132,7 @@ void check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labe
   if (owner && owner->rule) {
     throw UserError(
         "linear_cross_entropy() with a weight that tensor ranks split: call vocab_parallel_cross_entropy(), "
-        "or leave "
-        "the layer out of the tensor plan");
+        "or leave the layer out of the tensor plan");
   }
 }
 

@@ -125,8 +125,7 @@ std::vector<uint32_t> versions_of(const Tensors& tensors) {
 std::string in_place_remedy(const std::string& name) {
   return "block " + name +
          " is recomputed in backward, for which its inputs must stay as they are: it may not write to them "
-         "in "
-         "place (zerorun.recompute.patterns can leave it out)";
+         "in place (zerorun.recompute.patterns can leave it out)";
 }
 
 // Calls the function with autograd on, as without recomputation: some operators choose their kernels by what

@@ -30,7 +30,7 @@ consteval bool takes(std::index_sequence<I...> /*count*/) {
   };
 }
 
-inline constexpr std::size_t kMost = 12;
+inline constexpr std::size_t kMost = 16;
 
 /// The number of fields of an aggregate: the largest number of values that can initialize the aggregate.
 template <typename T, std::size_t N = kMost>
@@ -80,10 +80,22 @@ auto tie(const T& v) {
   } else if constexpr (n == 11) {
     const auto& [a, b, c, d, e, f, g, h, i, j, k] = v;
     return std::tie(a, b, c, d, e, f, g, h, i, j, k);
-  } else {
-    static_assert(n == kMost);
+  } else if constexpr (n == 12) {
     const auto& [a, b, c, d, e, f, g, h, i, j, k, l] = v;
     return std::tie(a, b, c, d, e, f, g, h, i, j, k, l);
+  } else if constexpr (n == 13) {
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m] = v;
+    return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m);
+  } else if constexpr (n == 14) {
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n] = v;
+    return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n);
+  } else if constexpr (n == 15) {
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o] = v;
+    return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o);
+  } else {
+    static_assert(n == kMost);
+    const auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = v;
+    return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p);
   }
 }
 

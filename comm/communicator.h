@@ -88,7 +88,7 @@ class Work {
 
   /// Whether wait() would not have to wait. Does this rank's part, as wait() does.
   virtual bool is_over() { return false; }
-  /// Whether is_over() does not know. Then there are the next two.
+  /// True if is_over() cannot tell without waiting. wait_patiently() and give_up() are for such a Work.
   virtual bool waits_patiently() const { return false; }
   /// Like wait(), without a deadline.
   virtual void wait_patiently() { wait(); }
@@ -228,11 +228,11 @@ class Communicator {
   [[nodiscard]] std::unique_ptr<Work> receive(at::Tensor tensor, int sender, std::string label);
 
   /// Combines the collectives that `body` starts on one stream into a single operation where the backend can,
-  /// which reduces overhead. The collectives are enqueued only when group() returns: do not record events
+  /// which reduces overhead. The collectives are enqueued only when as_one() returns: do not record events
   /// after them, or wait for them, before that. Meanwhile other threads must not start collectives. Groups do
   /// not nest.
   template <typename Body>
-  void group(const Body& body) {
+  void as_one(const Body& body) {
     Group group(*this);
     body();
     group.close();
@@ -295,8 +295,8 @@ class Communicator {
   int sum_group_ = 0;
   SumGroups sum_groups_;
   bool is_recorded_ = true;
-  std::recursive_mutex
-      issue_;  // held by count_and_start() and by a group, whose calls lock it again: so it is recursive
+  /// Held by count_and_start(), and by as_one(), whose calls lock it again.
+  std::recursive_mutex issue_;
   Volume volume_;
   std::shared_ptr<CommunicationLog> log_;
   std::vector<uint64_t> sent_;      // by rank: the number of messages to it so far

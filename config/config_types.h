@@ -222,6 +222,10 @@ struct ZeroConfig {
   int64_t param_persistence_threshold = 100'000;  // parameters of at most this size stay gathered
   /// Total size, at most, of the parameters that stay gathered because of param_persistence_threshold.
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
+  /// The number of neighbouring data ranks that keep second copies of partitioned parameters among them
+  /// (zero/near_copies.h); 1: none.
+  int hpz_partition_size = 1;
+  bool quantized_weights = false;  // parameters are gathered in 8 bits (zero/quantized_gathers.h)
 };
 
 /// Loss scaling of fp16 training (optim/loss_scaler.h).
@@ -312,10 +316,6 @@ struct Config {
   /// Sums over CPU ranks are added in groups of so many ranks (Communicator::set_sum_group()); 0: the
   /// transport's choice.
   int sum_group = 0;
-  /// The number of neighbouring data ranks that keep second copies of partitioned parameters among them
-  /// (zero/near_copies.h); 1: none.
-  int hpz_partition_size = 1;
-  bool quantized_weights = false;  // partitioned parameters are gathered in 8 bits (zero/quantized_gathers.h)
   /// Messages about settings that do not take effect as written, one line each. Warnings are about features
   /// that are not supported, old names, and values in an unusual form. Notes are about settings without an
   /// effect, and values of "auto".

@@ -36,8 +36,7 @@ constexpr Known kKnown[] = {
     {{"compute_environment", "distributed_type"},
      {"a file of `accelerate config`",
       "give the file that its deepspeed_config_file names (under deepspeed_config), or write a "
-      "ds_config.json with "
-      "what stands there"}},
+      "ds_config.json with what stands there"}},
     {{"base_model", "micro_batch_size"}, {"a file of axolotl", "give the file that its key deepspeed names"}},
     {{"output_dir", "per_device_train_batch_size"}, kTrainingArguments},
     {{"output_dir", "num_train_epochs"}, kTrainingArguments},

@@ -63,7 +63,6 @@ struct KeyFact {
   std::string_view path;  // in config/keys/ it may begin with a dot (see above)
   KeyType type = KeyType::section;
   std::string_view fallback = {};  // the default as JSON; empty: no default
-  std::string_view harmless = {};  // another value, as JSON, that asks for no more than the default
   std::string_view meaning = {};   // one line, for the schema and the reference page
   ValueRange range = {};
   int length = 0;             // required length of a number_list; 0: any
@@ -112,7 +111,6 @@ struct KeyFact {
     return with(&KeyFact::range, {.min = low, .max = high, .below_max = true});
   }
   constexpr KeyFact of_length(int count) const { return with(&KeyFact::length, count); }
-  constexpr KeyFact or_harmless(std::string_view value) const { return with(&KeyFact::harmless, value); }
   constexpr KeyFact or_null() const { return with(&KeyFact::nullable, true); }
   constexpr KeyFact or_true() const { return with(&KeyFact::accepts_true, true); }
   constexpr KeyFact or_list() const { return with(&KeyFact::per_group, true); }

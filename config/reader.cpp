@@ -313,8 +313,7 @@ class Reader {
     }
     if (fact.status == KeyStatus::supported || is_default(fact, value, meant)) return;
     if (fact.changes_result) {
-      std::string usual = fact.fallback.empty() ? "no such key" : std::string(fact.fallback);
-      if (!fact.harmless.empty()) usual += " or " + std::string(fact.harmless);
+      const std::string usual = fact.fallback.empty() ? "no such key" : std::string(fact.fallback);
       return refuse_feature(section, value, path, usual, fact);
     }
     if (refuse_parts(section, fact, value, path) || section.reported) return;
@@ -345,10 +344,7 @@ class Reader {
 
   static bool is_default(const KeyFact& fact, const Value& value, const SettingValue& meant) {
     if (fact.type == KeyType::object || fact.type == KeyType::anything) return !is_used(fact, value);
-    const auto is = [&](std::string_view value) {
-      return !value.empty() && meant == fallback_of(fact.with(&KeyFact::fallback, value));
-    };
-    return is(fact.fallback) || is(fact.harmless);
+    return !fact.fallback.empty() && meant == fallback_of(fact);
   }
 
   /// Reports an error for a feature that is not supported, or only a warning if the program may still switch

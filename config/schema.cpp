@@ -19,10 +19,8 @@ constexpr std::string_view about =
     "Configuration of a training run, read by DeepSpeed and by ZeroRun. Integers may be written as 5e8 or "
     "2.0. \"auto\", where a key accepts it, stands for a value from the program, from the model or from the "
     "default. Keys that begin with _, # or //, and comment, comments and $schema, are remarks. Unlike JSON, "
-    "a "
-    "file may have comments (//, # and /* */) and trailing commas. The schema has the type, the range and "
-    "the "
-    "words of each key. `zerorun config check` also knows the rules between keys.";
+    "a file may have comments (//, # and /* */) and trailing commas. The schema has the type, the range and "
+    "the words of each key. `zerorun config check` also knows the rules between keys.";
 
 constexpr std::string_view remark_pattern = "^(_|#|//|comment$|comments$|\\$schema$)";
 

@@ -35,8 +35,6 @@ std::optional<MeshSizes> resolve_mesh(const Resolution& resolution, std::optiona
                                       const std::optional<MeshSizes>& of_program);
 PipelineConfig resolve_pipeline(const Resolution& resolution);
 RecomputeConfig resolve_recompute(const Resolution& resolution);
-/// Sets Config::hpz_partition_size and Config::quantized_weights.
-void resolve_gathers(const Resolution& resolution, Config& config);
 /// Config::sum_group.
 int resolve_sum_group(const Settings& settings);
 /// The ranks among which a batch is divided.

@@ -67,6 +67,28 @@ void check_ratio(const Resolution& resolution, const ZeroConfig& zero) {
   resolution.report(key, "1 below stage 3", to_json(ratio), "leave the key out, or set the stage to 3");
 }
 
+// How parameters are gathered at stage 3.
+void read_gathers(const Resolution& resolution, ZeroConfig& zero) {
+  constexpr std::string_view kNear = "zero_optimization.zero_hpz_partition_size";
+  constexpr std::string_view kQuantized = "zero_optimization.zero_quantized_weights";
+  const Settings& settings = resolution.settings;
+  const int64_t near = settings.undecided(kNear) ? 1 : settings.get<int64_t>(kNear).value_or(1);
+  zero.hpz_partition_size = static_cast<int>(std::clamp<int64_t>(near, 1, std::numeric_limits<int>::max()));
+  resolution.read(kQuantized, zero.quantized_weights);
+  if (settings.undecided("zero_optimization.stage")) return;
+  if (settings.get<int64_t>("zero_optimization.stage") != 3) {
+    const std::string why = " has no effect: parameters are partitioned only at stage 3";
+    if (zero.hpz_partition_size > 1) resolution.note(kNear, std::to_string(near) + why);
+    if (zero.quantized_weights) resolution.note(kQuantized, "true" + why);
+    zero.hpz_partition_size = 1;
+    zero.quantized_weights = false;
+  } else if (zero.hpz_partition_size > 1 &&
+             settings.get<std::string>("zero_optimization.offload_param.device") == "nvme") {
+    resolution.report(kNear, "1 with offload_param to nvme, where parameters are in files for lack of memory",
+                      std::to_string(near), "leave the key out, or keep parameters in memory");
+  }
+}
+
 }  // namespace
 
 PythonConfig resolve_python(const Resolution& resolution) {
@@ -86,27 +108,6 @@ PythonConfig resolve_python(const Resolution& resolution) {
   resolution.note(section, partitions ? "marks modules of Python programs; C++ programs have no need of it"
                                       : "has no effect: parameters are partitioned only at stage 3");
   return python;
-}
-
-void resolve_gathers(const Resolution& resolution, Config& config) {
-  constexpr std::string_view kNear = "zero_optimization.zero_hpz_partition_size";
-  constexpr std::string_view kQuantized = "zero_optimization.zero_quantized_weights";
-  const Settings& settings = resolution.settings;
-  const int64_t near = settings.undecided(kNear) ? 1 : settings.get<int64_t>(kNear).value_or(1);
-  config.hpz_partition_size = static_cast<int>(std::clamp<int64_t>(near, 1, std::numeric_limits<int>::max()));
-  resolution.read(kQuantized, config.quantized_weights);
-  if (settings.undecided("zero_optimization.stage")) return;
-  if (settings.get<int64_t>("zero_optimization.stage") != 3) {
-    const std::string why = " has no effect: parameters are partitioned only at stage 3";
-    if (config.hpz_partition_size > 1) resolution.note(kNear, std::to_string(near) + why);
-    if (config.quantized_weights) resolution.note(kQuantized, "true" + why);
-    config.hpz_partition_size = 1;
-    config.quantized_weights = false;
-  } else if (config.hpz_partition_size > 1 &&
-             settings.get<std::string>("zero_optimization.offload_param.device") == "nvme") {
-    resolution.report(kNear, "1 with offload_param to nvme, where parameters are in files for lack of memory",
-                      std::to_string(near), "leave the key out, or keep parameters in memory");
-  }
 }
 
 ZeroConfig resolve_zero(const Resolution& resolution) {
@@ -129,6 +130,7 @@ ZeroConfig resolve_zero(const Resolution& resolution) {
   resolve_offload(resolution, offloads[1], zero.offload_param);
   resolution.read("zero_optimization.offload_param.max_in_cpu", zero.offload_param.max_in_cpu);
   zero.aio = resolve_aio(resolution);
+  read_gathers(resolution, zero);
   check_ratio(resolution, zero);
   for (const std::string_view section : offloads) check_offload(resolution, section);
   return zero;

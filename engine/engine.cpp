@@ -33,8 +33,7 @@ const std::shared_ptr<EngineState>& EngineStateHandle::get() const {
   if (state_) return state_;
   throw UserError(
       "a use of an engine that has been moved to another Engine object: use that one, or keep the engine in "
-      "a "
-      "std::unique_ptr and move that");
+      "a std::unique_ptr and move that");
 }
 
 Engine::Engine(std::shared_ptr<EngineState> state) : state_(std::move(state)) {}
@@ -55,8 +54,7 @@ void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
   if (!state_->config.managed_gradient_accumulation) {
     throw UserError(
         "set_gradient_accumulation_boundary() with \"managed_gradient_accumulation\": false, with which "
-        "every "
-        "step() updates");
+        "every step() updates");
   }
   state_->progress.set_boundary(is_boundary);
 }

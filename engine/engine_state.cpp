@@ -16,6 +16,7 @@
 #include "comm/agreement.h"
 #include "engine/memory_check.h"
 #include "engine/memory_remedies.h"
+#include "engine/model_broadcast.h"
 #include "engine/optimizer_groups.h"
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/setup.h"
@@ -130,7 +131,7 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
       buckets(bucketed(parameters), store, mesh.shards(), bucket_options(config, policy, mesh, parameters)),
       residency(buckets.marked() ? std::make_unique<Residency>(
                                        buckets, store, mesh.shards(), gather_limits(config),
-                                       model.is_training, GatherWays{mesh.near(), config.quantized_weights})
+                                       model.is_training, GatherWays{mesh.near(), config.zero.quantized_weights})
                                  : nullptr),
       tensor_rule(has_splits(parameters) ? std::make_shared<TensorRule>(mesh, buckets) : nullptr),
       reducer(buckets, store, mesh.shards(), reducer_options(config, policy, averaging.before, mesh)),

@@ -73,13 +73,8 @@ struct EngineState {
   void check_trains(const std::string& call) const;
   /// Throws UserError if no backward may begin now. `call`: "engine.backward".
   void check_before_backward(const std::string& call) const;
-  /// Begins a backward that the program starts itself (LibTorch's loss.backward()). Throws UserError.
-  BackwardPasses::Start begin_plain_backward();
   /// Throws UserError between offload_states() and reload_states().
   void check_states_are_here(const std::string& call) const;
-  /// Throws UserError if nothing can be updated now, for another reason than missing gradients. `call`: the
-  /// function to name in the error, such as "engine.step".
-  void check_before_update(const std::string& call) const;
   /// Throws UserError if no step() may follow now.
   void check_before_step(const std::string& call) const;
   /// Waits for the outcome of the last step. Throws UserError unless the program may set values of this
@@ -89,8 +84,6 @@ struct EngineState {
   void check_group(int group, const std::string& call) const;
   /// Throws UserError if the config has no schedule.
   void check_has_schedule(const std::string& call) const;
-  /// Throws UserError if a parameter has left its bucket: the program has given it other memory.
-  void check_in_place() const;
   /// Throws UserError if the model is divided among pipeline stages.
   void check_not_divided(const std::string& call) const;
   /// Throws UserError if several pipeline stages have the parameter. `call`: what would change only this
@@ -98,12 +91,6 @@ struct EngineState {
   void check_not_tied(int parameter, const std::string& call) const;
   /// For the end of a message about a tensor that is none of this engine's parameters.
   std::string why_unknown() const;
-  /// Throws UserError once a window of the pipeline has failed.
-  void check_windows_work(const std::string& call) const;
-  /// Throws UserError if no window of a pipeline may begin now.
-  void check_before_batch(const std::string& call, size_t micro_batches);
-  template <typename Check>
-  void agree_on_batch(const std::string& call, size_t micro_batches, const Check& check);
   /// The gradient that seeds a backward from `loss`, one of the `micro_steps` of an optimizer step.
   at::Tensor seed_of(const at::Tensor& loss, int64_t micro_steps) const;
   /// Runs autograd and reduces gradients meanwhile. `gradients`: those of the roots.
@@ -113,18 +100,51 @@ struct EngineState {
   AutocastState autocast_state() const;
   /// From now on the config chooses which of the model's marked blocks are recomputed.
   void start_recomputation(bool has_pipeline);
-  /// After the first optimizer step: chooses the blocks to recompute, if they are to keep to a budget.
-  void spend_recomputation_budget();
   /// From now on this rank trains by train_batch(). A collective of the pipeline ranks.
   void start_pipeline(DividedModel divided, WholeModel whole, const InitializeOptions& options);
   /// Engine::train_batch() and Engine::eval_batch().
   at::Tensor train_batch(std::span<const MicroBatch> batches);
   at::Tensor eval_batch(std::span<const MicroBatch> batches);
+  /// Engine::step().
+  void step();
+  /// If the last step is still open, waits for its outcome and calls apply_outcome().
+  void finish_open_step();
+  double loss_scale() const { return scaler ? scaler->scale() : 1; }
+  /// Gives the optimizer the schedule's new values, if they are due.
+  void follow_schedule() { schedule.follow(progress.counts().applied()); }
+  BytesByCategory bytes_by_category() const;
+  BytesByUse bytes_by_use() const;
+  /// Throws UserError between backward() and step(), in a GatheredParameters scope, after a failure, or if a
+  /// parameter has left its bucket. Drops gradients that the program has dropped by the marks in grad(), and
+  /// calls follow_failed_backward(). `call`: "engine.save_checkpoint".
+  void check_between_steps(const std::string& call);
+  /// Throws UserError if data groups may have different parameters, of which the engine does not know how
+  /// they make up the model. The same on all ranks.
+  void check_knows_parts(const std::string& call) const;
+  /// The same as check_between_steps() for calls that are no collectives: leaves gradients as they are.
+  void check_no_step_is_open(const std::string& call) const;
+  /// Bytes per trained parameter on the device where this rank computes, before division among ranks.
+  BytesPerParameter bytes_per_parameter() const;
+
+ private:
+  /// Begins a backward that the program starts itself (LibTorch's loss.backward()). Throws UserError.
+  BackwardPasses::Start begin_plain_backward();
+  /// Throws UserError if nothing can be updated now, for another reason than missing gradients. `call`: the
+  /// function to name in the error, such as "engine.step".
+  void check_before_update(const std::string& call) const;
+  /// Throws UserError if a parameter has left its bucket: the program has given it other memory.
+  void check_in_place() const;
+  /// Throws UserError once a window of the pipeline has failed.
+  void check_windows_work(const std::string& call) const;
+  /// Throws UserError if no window of a pipeline may begin now.
+  void check_before_batch(const std::string& call, size_t micro_batches);
+  template <typename Check>
+  void agree_on_batch(const std::string& call, size_t micro_batches, const Check& check);
+  /// After the first optimizer step: chooses the blocks to recompute, if they are to keep to a budget.
+  void spend_recomputation_budget();
   template <typename Action>
   auto run_window(const std::string& call, const Action& action);
   at::Tensor mean_loss(const at::Tensor& own);
-  /// Engine::step().
-  void step();
   /// Finishes the reduction and has the device compute the step's outcome: the same bits on every rank and at
   /// every stage.
   void measure();
@@ -142,11 +162,6 @@ struct EngineState {
   /// Acts on the last step's outcome, which must be known: updates the loss scale, logs, and marks new values
   /// of the schedule as due. Throws TrainingError.
   void apply_outcome();
-  /// If the last step is still open, waits for its outcome and calls apply_outcome().
-  void finish_open_step();
-  double loss_scale() const { return scaler ? scaler->scale() : 1; }
-  /// Gives the optimizer the schedule's new values, if they are due.
-  void follow_schedule() { schedule.follow(progress.counts().applied()); }
   /// Updates the loss scale and logs a skipped step. Throws TrainingError.
   void follow_loss_scale();
   /// Logs what wall_clock_breakdown and memory_breakdown ask for after a step.
@@ -158,26 +173,13 @@ struct EngineState {
   int64_t begin_step_events(int64_t backwards);
   /// What the run log has of the last optimizer step, besides what `monitor` knows of it.
   StepRecord step_record() const;
-  BytesByCategory bytes_by_category() const;
-  BytesByUse bytes_by_use() const;
   /// Called when another engine takes a parameter: hooks and marks of this one may not disturb it.
   void lose(int parameter);
   /// Called before the program writes to this rank's slice of the bucket. Any thread.
   void before_write(int bucket);
-  /// Throws UserError between backward() and step(), in a GatheredParameters scope, after a failure, or if a
-  /// parameter has left its bucket. Drops gradients that the program has dropped by the marks in grad(), and
-  /// calls follow_failed_backward(). `call`: "engine.save_checkpoint".
-  void check_between_steps(const std::string& call);
-  /// Throws UserError if data groups may have different parameters, of which the engine does not know how
-  /// they make up the model. The same on all ranks.
-  void check_knows_parts(const std::string& call) const;
-  /// The same as check_between_steps() for calls that are no collectives: leaves gradients as they are.
-  void check_no_step_is_open(const std::string& call) const;
-  /// Bytes per trained parameter on the device where this rank computes, before division among ranks.
-  BytesPerParameter bytes_per_parameter() const;
-
   std::unique_ptr<ShardOptimizer> make_optimizer(const InitializeOptions& options);
 
+ public:
   Model model;
   Config config;
   /// Gradients are averaged over the ranks of mesh.data(), and states are sliced among mesh.shards(). What

@@ -89,7 +89,7 @@ void EngineState::check_knows_parts(const std::string& call) const {
   throw UserError(call + "() on a mesh of " + describe(mesh.sizes()) +
                   ": checkpoints and models of several data groups can be saved and loaded only if a tensor "
                   "plan says what tensor ranks have of each parameter (InitializeOptions::tensor_plan), and "
-                  "not of pipeline ranks yet");
+                  "of pipeline ranks only if the engine divides the layers (InitializeOptions::pipeline)");
 }
 
 void EngineState::check_no_step_is_open(const std::string& call) const {

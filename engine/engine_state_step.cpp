@@ -176,7 +176,7 @@ void EngineState::update() {
   if (residency) {
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) residency->start_update(bucket);
   }
-  buckets.follow_writes();
+  buckets.masters().follow_writes();
   if (hashes && hashes->is_before_start())
     monitor->run_log()->write_start(progress.counts().global, hashes->share_start());
   const bool gathers = !policy.replicate_update && mesh.shards().world_size() > 1;

@@ -11,6 +11,7 @@
 #include "base/memory_report.h"
 #include "comm/agreement.h"
 #include "engine/engine_state.h"
+#include "engine/model_broadcast.h"
 #include "zero/interception.h"
 
 namespace zerorun {

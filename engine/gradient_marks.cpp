@@ -16,8 +16,7 @@ namespace {
 const char* const kRemedy =
     "The engine has taken this gradient and averages it over ranks. To read or change it call "
     "safe_get_full_grad() and safe_set_full_grad() of zerorun.utils (C++: zerorun::ParameterStates); to "
-    "clip, set "
-    "\"gradient_clipping\" in the config; to drop all gradients call engine.zero_grad()";
+    "clip, set \"gradient_clipping\" in the config; to drop all gradients call engine.zero_grad()";
 
 }  // namespace
 

@@ -27,7 +27,7 @@ HostUpdate::HostUpdate(const SliceStore& store, const Buckets& buckets, const Gr
     const at::Tensor& shard = buckets.shard(bucket);
     if (buckets.shard_is_fetched(bucket)) {
       values_.push_back(shard);
-    } else if (!buckets.are_rounded() && store.at(bucket, kMaster).home == Home::host) {
+    } else if (!buckets.masters().are_rounded() && store.at(bucket, kMaster).home == Home::host) {
       values_.push_back(store.at(bucket, kMaster).own);
     } else {
       const AllocatingFor scope(MemoryUse::on_host, static_cast<int64_t>(shard.nbytes()));
@@ -38,7 +38,7 @@ HostUpdate::HostUpdate(const SliceStore& store, const Buckets& buckets, const Gr
 }
 
 void HostUpdate::copy_master(int bucket, int64_t begin, const at::Tensor& exact) {
-  if (buckets_->are_rounded() || values_[bucket].is_alias_of(exact)) return;
+  if (buckets_->masters().are_rounded() || values_[bucket].is_alias_of(exact)) return;
   device_->host().copy(values_[bucket].narrow(0, begin, exact.numel()), exact);
 }
 

@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "engine/engine_state.h"
 #include "engine/hidden_size.h"
+#include "engine/model_agreement.h"
 #include "engine/pipeline_division.h"
 #include "engine/resolved_config.h"
 #include "engine/run_log.h"
@@ -81,8 +82,8 @@ void tell_of_gathers(const Config& config, const Mesh& mesh) {
     log_info(std::string("zero_optimization.") + key +
              " has no effect: the ranks share one copy of the parameters, and gather nothing");
   };
-  if (config.hpz_partition_size > 1) tell("zero_hpz_partition_size");
-  if (config.quantized_weights) tell("zero_quantized_weights");
+  if (config.zero.hpz_partition_size > 1) tell("zero_hpz_partition_size");
+  if (config.zero.quantized_weights) tell("zero_quantized_weights");
 }
 
 // The forwards of the pipeline's example, if it has one: layers that do not fit together are found here.

@@ -139,7 +139,7 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
     needed.gathered = size_of(precision.training) *
                       std::min(gathered, std::max<int64_t>(config.zero.max_live_parameters - largest, 0)) /
                       (kinds.shared ? store.world_size() : 1);
-  const int near = config.hpz_partition_size;
+  const int near = config.zero.hpz_partition_size;
   if (!on_gpu && !kinds.shared && near > 1 && near < store.world_size())
     needed.gathered += size_of(precision.training) * partitioned / near;
   for (const SliceFiles* slices : {store.files(), store.value_files()})

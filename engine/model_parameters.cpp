@@ -1,15 +1,9 @@
 #include "engine/model_parameters.h"
 
-#include <ATen/ops/empty_strided.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
-#include <span>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -18,8 +12,6 @@
 
 #include "base/error.h"
 #include "base/name_pattern.h"
-#include "checkpoint/checksums.h"
-#include "comm/agreement.h"
 #include "device/dtypes.h"
 #include "optim/whole_parameter_optimizers.h"
 #include "zero/deferred_init.h"
@@ -196,15 +188,6 @@ void check_no_shared_memory(const ModelParameters& model) {
   }
 }
 
-// Plain memory with the sizes, strides and dtype of `tensor`.
-at::Tensor place_like(const at::Tensor& tensor) {
-  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.scalar_type());
-}
-
-int64_t fingerprint(const std::string& text) {
-  return static_cast<int64_t>(checkpoint::checksum_of(std::as_bytes(std::span(text))) >> 1);
-}
-
 int own_group(int given, const std::string& name, const at::Tensor& tensor, const Config& config) {
   if (!config.optimizer || !std::holds_alternative<MuonConfig>(*config.optimizer)) return given;
   return group_for_muon(given, name, tensor.dim());
@@ -264,131 +247,6 @@ ModelParameters collect_parameters(const Model& model, const Config& config, con
   }
   check_no_shared_memory(result);
   return result;
-}
-
-namespace {
-
-// The first difference between two descriptions, whose first lines are settings and whose other lines are a
-// parameter or buffer each.
-std::string first_difference(const std::string& of_first, int first, const std::string& own, int rank) {
-  constexpr size_t kShown = 300;
-  std::istringstream theirs(of_first), ours(own);
-  std::string one, other;
-  std::getline(theirs, one);
-  std::getline(ours, other);
-  if (one != other)
-    return "their configs, optimizers or schedules differ (`zerorun config diff` compares files)";
-  while (one == other && theirs) {
-    one = other = "nothing more";
-    std::getline(theirs, one);
-    std::getline(ours, other);
-  }
-  return "rank " + std::to_string(first) + " has " + one.substr(0, kShown) + " where rank " +
-         std::to_string(rank) + " has " + other.substr(0, kShown);
-}
-
-// Throws UserError on all ranks unless each rank has the description of the rank that `first_of` names for
-// it.
-template <typename FirstOf>
-void check_descriptions(const std::string& description, const FirstOf& first_of, Communicator& world) {
-  if (world.device().location().is_meta()) return;  // a plan, whose other ranks are imagined
-  at::Tensor prints = at::zeros({world.world_size()}, at::kLong);
-  int64_t* data = prints.mutable_data_ptr<int64_t>();
-  data[world.rank()] = fingerprint(description);
-  const std::string label = "the ranks' model descriptions";
-  world.all_reduce(prints, label)->wait();
-  for (int rank = 1; rank < world.world_size(); ++rank) {
-    const int first = first_of(rank);
-    if (data[rank] == data[first]) continue;
-    const bool is_shown = world.rank() == first || world.rank() == rank;
-    const auto descriptions = exchange_texts(is_shown ? description : "", world, label);
-    const std::string difference = first_difference(descriptions[first], first, descriptions[rank], rank);
-    throw UserError(
-        "rank " + std::to_string(rank) + " has another model or another config than rank " +
-        std::to_string(first) + ": " + difference +
-        "; names, order, shapes, strides, dtypes and groups of parameters and buffers and all settings must "
-        "agree: build both the same way on every rank");
-  }
-}
-
-std::string describe_model(const ModelParameters& model) {
-  std::string description;
-  auto describe = [&](const std::string& name, const at::Tensor& tensor) {
-    description += c10::str("\n", name, " ", tensor.scalar_type(), tensor.sizes(), tensor.strides());
-  };
-  for (const NamedParameter& parameter : model.trained) {
-    describe(parameter.name, parameter.tensor);
-    if (!model.is_divided) description += " " + std::to_string(parameter.group);
-  }
-  for (const NamedParameter& parameter : model.frozen) describe(parameter.name, parameter.tensor);
-  for (const auto* others : {&model.unbucketed, &model.unsaved}) {
-    for (const NamedTensor& other : *others) describe(other.name, other.tensor);
-  }
-  return description;
-}
-
-}  // namespace
-
-void check_ranks_agree(const ModelParameters& model, const std::string& settings, const Mesh& mesh) {
-  const auto rank_0 = [](int) { return 0; };
-  if (!mesh.has_groups()) return check_descriptions(settings + describe_model(model), rank_0, mesh.world());
-  check_descriptions(settings, rank_0, mesh.world());
-  const auto first_in_group = [&](int rank) {
-    MeshCoordinates coordinates = coordinates_of(rank, mesh.sizes());
-    coordinates.data = 0;
-    if (model.has_tensor_plan) coordinates.tensor = 0;
-    if (model.is_divided) coordinates.pipeline = 0;
-    return rank_at(coordinates, mesh.sizes());
-  };
-  check_descriptions(describe_model(model), first_in_group, mesh.world());
-}
-
-void broadcast_tensor(const NamedTensor& named, int root, Communicator& communicator) {
-  c10::NoGradGuard no_grad;
-  const at::Tensor& tensor = named.tensor;
-  at::Tensor flat = tensor.detach().contiguous().view({-1});
-  communicator.broadcast(flat, root, named.name)->wait();
-  if (flat.const_data_ptr() != tensor.const_data_ptr()) tensor.detach().copy_(flat.view(tensor.sizes()));
-}
-
-namespace {
-
-at::Tensor values_of(const NamedTensor& deferred) try {
-  return make_tensor(deferred.tensor);
-} catch (const UserError& error) {
-  throw UserError("the values of " + deferred.name + ": " + error.what());
-}
-
-void move_and_broadcast(const NamedTensor& other, const Mesh& mesh, bool has_tensor_plan, Failure& unfilled) {
-  Communicator& communicator = mesh.data();
-  at::Tensor tensor = other.tensor;  // copies only the handle: set_data() changes the model's tensor
-  if (is_deferred(tensor)) {
-    at::Tensor values = place_like(tensor);
-    if (communicator.rank() == 0) {
-      Failure failure = failure_of([&] { values = values_of(other); });
-      if (failure && values.is_floating_point()) values.fill_(std::numeric_limits<double>::quiet_NaN());
-      if (!unfilled) unfilled = std::move(failure);
-    }
-    tensor.set_data(values);
-  }
-  const c10::Device device = communicator.device().location();
-  const at::ScalarType dtype = other.dtype ? scalar_type(*other.dtype) : tensor.scalar_type();
-  if (tensor.device() != device || tensor.scalar_type() != dtype) {
-    tensor.set_data(tensor.detach().to(device, dtype));
-  }
-  if (has_tensor_plan && communicator.rank() == 0) broadcast_tensor(other, 0, mesh.along(MeshAxis::tensor));
-  if (other.tied && communicator.rank() == 0) broadcast_tensor(other, 0, *other.tied);
-  broadcast_tensor(other, 0, communicator);
-}
-
-}  // namespace
-
-Failure broadcast_others(const ModelParameters& model, const Mesh& mesh) {
-  Failure unfilled;
-  for (const auto* others : {&model.unbucketed, &model.unsaved}) {
-    for (const NamedTensor& other : *others) move_and_broadcast(other, mesh, model.has_tensor_plan, unfilled);
-  }
-  return unfilled;
 }
 
 }  // namespace zerorun

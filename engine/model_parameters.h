@@ -50,17 +50,4 @@ struct WholeModel {
 ModelParameters collect_parameters(const Model& model, const Config& config, const InitializeOptions& options,
                                    const std::function<bool(const at::Tensor&)>& may_lack_group = {});
 
-/// Throws UserError on every rank of the job unless all have the same `settings` (text), and the ranks of
-/// each data group, with a tensor plan also those of each tensor group, and with a pipeline all ranks, the
-/// same parameters. Call this with the whole model's.
-void check_ranks_agree(const ModelParameters& model, const std::string& settings, const Mesh& mesh);
-
-/// Copies `root`'s values to all ranks.
-void broadcast_tensor(const NamedTensor& tensor, int root, Communicator& communicator);
-/// Moves model.unbucketed and model.unsaved to the rank's device, converts them, and copies the values of the
-/// first rank of the data group, with a tensor plan those of the first tensor rank, of tied ones those of
-/// the first stage, to all ranks. Returns why
-/// this rank could not compute deferred values, as Buckets::unfilled().
-Failure broadcast_others(const ModelParameters& model, const Mesh& mesh);
-
 }  // namespace zerorun

@@ -27,7 +27,7 @@ class ParameterStates {
   at::Tensor read(const at::Tensor& parameter, const std::string& name) const;
   /// `values`: in the parameter's shape, the same on all ranks. Writing "master" leaves the model's 16-bit
   /// values as they are until the next update. To change both at once, also write the same values to the
-  /// parameter in place: other values would replace "master" (zero/buckets.h, [Note: master weights]).
+  /// parameter in place: other values would replace "master" (zero/master_weights.h).
   void write(const at::Tensor& parameter, const std::string& name, const at::Tensor& values);
   /// Returns a copy of the averaged gradient in fp32, which the next step() clips and applies, without the
   /// loss scale; zeros if no rank's backward reached the parameter. May be called only between the last

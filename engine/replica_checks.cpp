@@ -22,7 +22,7 @@ int64_t checksum_of(const StateTensor& kept) {
 at::Tensor checksums_of(const EngineState& state) {
   at::Tensor checksums = at::empty({state.store.count()}, at::kLong);
   for (int bucket = 0; bucket < state.store.count(); ++bucket) {
-    const bool has_master = state.buckets.has_master(bucket);
+    const bool has_master = state.buckets.masters().has(bucket);
     const bool in_files =
         has_master ? state.store.has_in_files(bucket) : state.store.has_values_in_files(bucket);
     checksums.mutable_data_ptr<int64_t>()[bucket] =

@@ -114,7 +114,7 @@ void check_replicas(const Config& config, const Mesh& mesh) {
 void make_near_groups(const Config& config, Mesh& mesh) {
   constexpr char kKey[] = "zero_optimization.zero_hpz_partition_size";
   const Communicator& ranks = mesh.shards();
-  const int near = config.hpz_partition_size;
+  const int near = config.zero.hpz_partition_size;
   if (near == 1 || ranks.shares_memory()) return;
   const std::string count = std::to_string(ranks.world_size());
   if (ranks.world_size() <= near) {
@@ -204,7 +204,7 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   // All settings that affect results. Settings that only affect what a rank logs may differ.
   const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, monitoring,
                prescale, managed, predivide, average, node_local, pipeline, recompute, mesh, sum_group,
-               hpz_size, quantized_weights, warnings, notes, python, resolved] = config;
+               warnings, notes, python, resolved] = config;
   ZeroConfig same_everywhere = zero;  // without paths, buffers and aio: disks may differ
   same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device,
                                        .ratio = zero.offload_optimizer.ratio};
@@ -218,7 +218,7 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   describe(text,
            std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed, predivide,
                     average, node_local, pipeline, recompute, python, options.bucket_numel, writes_files));
-  describe(text, std::tie(has_timeline, logs, hashes, sum_group, hpz_size, quantized_weights));
+  describe(text, std::tie(has_timeline, logs, hashes, sum_group));
   text << describe_pipeline(options);
   if (options.tensor_plan) {
     text << " tensor plan";

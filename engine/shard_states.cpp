@@ -22,14 +22,14 @@ ShardStates::ShardStates(SliceStore& store, const Buckets& buckets, const Gradie
       policy_(policy),
       precision_(&precision),
       communicator_(&communicator),
-      of_bucket_(static_cast<size_t>(buckets.trained_count())) {
+      shards_of_bucket_(static_cast<size_t>(buckets.trained_count())) {
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     for (int rank = 0; rank < communicator.world_size(); ++rank) {
       if (!policy.replicate_update && rank != communicator.rank()) continue;
       for (int chunk = 0; chunk < store.chunks(bucket); ++chunk) {
         chunks_.push_back({bucket, chunk});
         ranks_.push_back(rank);
-        ++of_bucket_[bucket];
+        ++shards_of_bucket_[bucket];
       }
     }
   }
@@ -49,11 +49,11 @@ Shard ShardStates::make_shard(int bucket, int rank, int chunk) const {
     return state.extent == Extent::slice ? store_->chunk(bucket, state, chunk)
                                          : store_->slice(bucket, name, rank).narrow(0, begin, numel);
   };
-  const bool has_master = buckets_->has_master(bucket);
+  const bool has_master = buckets_->masters().has(bucket);
   at::Tensor gradient, rounded;
   if (host_update_) {
     gradient = reducer_->on_host(bucket).narrow(0, begin, numel);
-    if (buckets_->are_rounded()) rounded = host_update_->values(bucket).narrow(0, begin, numel);
+    if (buckets_->masters().are_rounded()) rounded = host_update_->values(bucket).narrow(0, begin, numel);
   } else {
     gradient = part_of(kGradient);
     if (has_master) rounded = part_of(kValue);

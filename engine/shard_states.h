@@ -40,7 +40,7 @@ class ShardStates : public StateAccess {
   void close(int shard, ShardUse use) override;
   /// From now on each updated shard of this rank's slices is shown to `hashes`, which must outlive this.
   void show_updates_to(StepHashes& hashes) { hashes_ = &hashes; }
-  void start_update() { to_update_ = of_bucket_; }
+  void start_update() { to_update_ = shards_of_bucket_; }
   /// To be called when the update of a shard has begun. Returns the shard's bucket if that was its last one.
   std::optional<int> note_updated(int shard);
   /// To be called after an update. If state is in files, reverses the order of the shards for the next
@@ -64,7 +64,7 @@ class ShardStates : public StateAccess {
   StepHashes* hashes_ = nullptr;
   std::vector<ChunkOfSlice> chunks_;  // by shard
   std::vector<int> ranks_;            // by shard: whose slice it is a chunk of
-  std::vector<int> of_bucket_;        // by bucket: how many shards it has
+  std::vector<int> shards_of_bucket_;        // by bucket: how many shards it has
   std::vector<int> to_update_;        // by bucket: shards that the current update has not updated yet
   std::vector<ChunkOfSlice> planned_;
   int held_ = -1;  // the bucket whose values stay open until its last shard is done; -1: none

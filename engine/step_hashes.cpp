@@ -119,7 +119,7 @@ HashText StepHashes::share_start() {
     if (!is_counted(buckets_->bucket_of(parameter))) continue;
     store_->for_each_piece(parameter, [&](const StatePiece& piece) {
       const bool is_value = piece.state->kind == StateKind::value;
-      const bool is_master = piece.state->kind == StateKind::master && buckets_->are_rounded();
+      const bool is_master = piece.state->kind == StateKind::master && buckets_->masters().are_rounded();
       if (is_value || is_master)
         add(values_, parameter, on_host(piece.values), piece.begin, is_value ? kOfValues : kOfMaster);
     });
@@ -192,13 +192,13 @@ void StepHashes::add_values(const Shard& shard) {
   if (is_left_out(shard)) return;
   const at::Tensor updated = on_host(shard.values);
   add_shard(after_, shard, updated, kOfValues);
-  if (!buckets_->are_rounded()) return;
+  if (!buckets_->masters().are_rounded()) return;
   add_shard(values_, shard, updated, kOfMaster);
   add_shard(values_, shard, on_host(shard.rounded), kOfValues);
 }
 
 void StepHashes::share_step() {
-  if (is_updated_ && !buckets_->are_rounded()) {
+  if (is_updated_ && !buckets_->masters().are_rounded()) {
     for (size_t place = 0; place < trained_; ++place) values_[place] += after_[place];
   }
   std::vector<uint64_t> sums;

@@ -143,7 +143,7 @@ void check_whole_values(EngineState& state, const std::string& call) {
   if (!state.has_tensor_plan) return;
   c10::NoGradGuard no_grad;
   const auto values = [&](int bucket) -> const StateTensor* {
-    if (state.buckets.has_master(bucket))
+    if (state.buckets.masters().has(bucket))
       return state.store.has_in_files(bucket) ? nullptr : &state.store.at(bucket, kMaster);
     return state.store.has_values_in_files(bucket) ? nullptr : &state.store.at(bucket, kValue);
   };

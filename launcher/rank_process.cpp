@@ -56,8 +56,7 @@ struct ChildPlan {
 [[noreturn]] void fail_to_bind() {
   constexpr std::string_view kMessage =
       "error: the system does not let this rank run on its cores, which were free to use a moment ago: start "
-      "the "
-      "job again, or without --bind_cores_to_rank\n";
+      "the job again, or without --bind_cores_to_rank\n";
   [[maybe_unused]] ssize_t written = ::write(2, kMessage.data(), kMessage.size());
   _exit(127);
 }

@@ -12,6 +12,14 @@
 namespace zerorun {
 namespace {
 
+// With it, gradients are reduced once a step at every stage, but only if the program has given a list of
+// layers, which the log does not say. So there is no formula.
+bool asks_for_windows(const RunRecord& run) {
+  return std::ranges::any_of(run.settings, [](const LoggedSetting& setting) {
+    return setting.key == "pipeline.reduce" && setting.value == R"("window")";
+  });
+}
+
 using Json = nlohmann::ordered_json;
 
 constexpr double kMiB = 1 << 20;
@@ -187,7 +195,8 @@ Json state_bars(const ReportedRun& run) {
   for (size_t place = 1; place < run.columns.steps.size(); ++place) {
     if (all_at(place) > all_at(most)) most = place;
   }
-  if (run.record.states && run.record.mesh.data > 0 && run.record.states->parameters < kMostElements) {
+  if (run.record.states && run.record.mesh.data > 0 && run.record.states->parameters < kMostElements &&
+      !asks_for_windows(run.record)) {
     const LoggedStates& states = *run.record.states;
     const auto parameters = static_cast<int64_t>(states.parameters);
     for (int stage = 0; stage <= 3; ++stage) {
@@ -224,7 +233,7 @@ double formula_elements(const RunRecord& run) {
            (setting.key == "zero_optimization.zero_quantized_weights" && setting.value == "true");
   });
   if (ranks < 2 || run.mesh.tensor > 1 || run.mesh.pipeline > 1 || run.mesh.replicate > 1 ||
-      gathers_otherwise)
+      gathers_otherwise || asks_for_windows(run))
     return 0;
   double parameters = 0;
   for (const LoggedParameter& parameter : run.parameters) {

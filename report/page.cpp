@@ -35,8 +35,8 @@ std::string report_page(const std::vector<std::filesystem::path>& folders) {
       kDygraphsLicence.empty()) {
     throw UserError(
         "this zerorun was built without dygraphs, which draws reports: install Debian's package "
-        "libjs-dygraphs, or "
-        "give CMake -DZERORUN_DYGRAPHS=FOLDER and -DZERORUN_DYGRAPHS_LICENCE=FILE, and build again");
+        "libjs-dygraphs, or give CMake -DZERORUN_DYGRAPHS=FOLDER and -DZERORUN_DYGRAPHS_LICENCE=FILE, and "
+        "build again");
   }
   std::string page(kHead);
   page += element("style", "", kDygraphsStyle) + element("style", "", kPageStyle) + "</head>\n<body>\n";

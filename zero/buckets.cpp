@@ -37,14 +37,11 @@ constexpr const char* kIncomplete =
     "values are incomplete: end the run";
 constexpr const char* kSplit =
     "this parameter is split among tensor ranks, and this rank has a part of it, which only operators use; "
-    "for "
-    "data_ptr(), storage() or saving open a GatheredParameters scope around the access, which shows all of "
-    "it "
-    "(C++: zerorun::GatheredParameters, Python: zerorun.zero.GatheredParameters)";
+    "for data_ptr(), storage() or saving open a GatheredParameters scope around the access, which shows all "
+    "of it (C++: zerorun::GatheredParameters, Python: zerorun.zero.GatheredParameters)";
 constexpr const char* kPartGone =
     "the engine that computed with this rank's part of this parameter (tensor parallelism) was destroyed, "
-    "and "
-    "no tensor has the whole parameter: keep the engine as long as the model";
+    "and no tensor has the whole parameter: keep the engine as long as the model";
 constexpr const char* kGone =
     "the engine that held the slices of this parameter (ZeRO stage 3) was destroyed, and the values with it: "
     "keep the engine as long as the model";
@@ -91,6 +88,7 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
       device_(&communicator.device()),
       parameters_(std::move(parameters)),
       options_(options),
+      masters_(store, communicator, options),
       rank_(communicator.rank()) {
   c10::NoGradGuard no_grad;
   if (options.marked) {
@@ -114,8 +112,7 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
     labels_.push_back(make_label(bucket, store_->layout(bucket), parameters_));
   shared_.resize(store_->count());
   own_values_.resize(store_->count());
-  given_up_.resize(store_->count());
-  written_.resize(store_->count());
+  incomplete_.resize(store_->count());
   if (options.shared && store.value_files())
     shared_gathers_ = std::make_unique<SharedGathers>(store_->count(), communicator);
   int64_t numel = 0;
@@ -149,7 +146,7 @@ void Buckets::leave() {
   if (!marked()) return;
   for (int bucket = 0; bucket < static_cast<int>(storages_.size()); ++bucket) {
     const bool whole = store_->has(bucket, kValue) && !store_->layout(bucket).partitioned;
-    const bool stays = whole && !given_up_[bucket] && !is_split(bucket);
+    const bool stays = whole && !incomplete_[bucket] && !is_split(bucket);
     const at::Tensor own = stays ? values_to_leave(bucket) : at::Tensor();
     if (own.defined()) {
       leave_memory(storages_[bucket], keep_alive(own));
@@ -285,46 +282,6 @@ bool Buckets::in_place(int parameter) const {
 
 void Buckets::bump_versions() const {
   for (const auto& parameter : trained()) parameter.tensor.unsafeGetTensorImpl()->bump_version();
-}
-
-void Buckets::follow_writes() {
-  for (int bucket = 0; bucket < trained_count_; ++bucket) {
-    if (!written_[bucket]) continue;
-    if (has_master(bucket)) follow_writes(bucket);
-    written_[bucket] = false;
-  }
-}
-
-void Buckets::follow_writes(int bucket) {
-  const StateTensor& master = store_->at(bucket, kMaster);
-  if (options_.whole_master) return device_->follow_written(master.memory, flat(bucket));
-  store_->with_values(bucket, ValueUse::read, [&] {
-    const at::Tensor written = options_.master_on_host ? written_on_host(bucket) : shard(bucket);
-    store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
-      const auto [begin, numel] = store_->chunk_range(bucket, chunk);
-      const at::Tensor values = written.narrow(0, begin, numel);
-      const at::Tensor exact = store_->chunk(bucket, master, chunk);
-      Device& where = options_.master_on_host ? device_->host() : *device_;
-      if (!are_rounded()) return where.copy(exact, values);
-      where.follow_written(exact, values);
-    });
-  });
-}
-
-// Returns the shard in host memory, with all writes of the current stream. Called only if the program has
-// written to the bucket.
-at::Tensor Buckets::written_on_host(int bucket) {
-  const at::Tensor& written = shard(bucket);
-  if (shard_is_fetched(bucket)) return written;  // Residency::start_update() has waited for the writes
-  if (!on_host_.defined() || on_host_.numel() < written.numel())
-    on_host_ = device_->allocate_on_host(written.numel(), written.scalar_type());
-  const at::Tensor copy = on_host_.narrow(0, 0, written.numel());
-  device_->copy(copy, written);
-  Streams& streams = device_->streams();
-  Event copied;
-  streams.record(copied, streams.current());
-  streams.await(copied, communicator_->timeout(), "what was written to " + label(bucket));
-  return copy;
 }
 
 int64_t Buckets::numel() const {

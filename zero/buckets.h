@@ -8,11 +8,6 @@
 // copies nothing and only waits for the other ranks. The parameters are accessible only around uses. Each
 // rank's program writes to a private copy of the bucket (zero/shared_writes.h).
 //
-// [Note: master weights] Parameters in 16 bits are rounded copies of fp32 master weights, which this rank
-// keeps for the slices that it updates. The optimizer writes both. If an operator of the program writes to a
-// parameter, Residency calls note_written(), and before the next update follow_writes() copies the written
-// values into the master weights.
-//
 // [Note: split parameters] Of a split parameter a bucket has this tensor rank's part, and the user's leaf has
 // the part's sizes. Operators on the leaf go to an OperatorRule (tensor_parallel/), which computes with
 // local_view()s. So a bucket of split parameters has two storages: the leaves are views of the first, whose
@@ -32,8 +27,10 @@
 #include "base/dtype.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
+#include "zero/bucket_options.h"
 #include "zero/interception.h"
 #include "zero/layout.h"
+#include "zero/master_weights.h"
 #include "zero/shared_gathers.h"
 #include "zero/slice_store.h"
 #include "zero/split.h"
@@ -82,32 +79,6 @@ class BucketKind {
   Value value_;
 };
 
-struct BucketOptions {
-  /// Operators on the parameters notify the listener set by listen(). Required if a bucket is partitioned.
-  bool marked = false;
-  bool shared = false;            // marked buckets are kept or gathered in memory that the ranks share
-  Dtype dtype = Dtype::fp32;      // dtype of the values
-  Dtype master = Dtype::fp32;     // dtype of master weights: float32, or `dtype`
-  bool master_from_fp32 = false;  // master weights start from the given parameters, not from the rounded ones
-  bool whole_master = false;      // this rank keeps master weights of all slices, not only its own
-  bool master_on_host = false;    // master weights are in host memory; see has_master() for fp32 values
-  bool shards_on_host = false;    // the values of partitioned buckets are in host memory, not on the GPU
-  /// The ranks that share the model, some of whose parameters they split; null if there is no such plan.
-  /// Initial values are those of its rank 0.
-  Communicator* tensor = nullptr;
-  /// The ranks that have this rank's slices in other replicas of the data ranks; null if there are none.
-  /// Initial values are those of its rank 0.
-  Communicator* replicas = nullptr;
-};
-
-/// Whether a bucket has master weights. A trained bucket has them if its values are rounded, or if the host
-/// updates it and its values are not in host memory.
-inline bool has_master(const BucketLayout& layout, const BucketOptions& options) {
-  if (layout.group == kFrozen) return false;
-  return options.dtype != options.master ||
-         (options.master_on_host && !(options.shards_on_host && layout.partitioned));
-}
-
 class Buckets {
  public:
   /// Moves `parameters` into buckets on the communicator's device, as laid out by `store`. The parameters
@@ -154,9 +125,8 @@ class Buckets {
     return home == Home::file || home == Home::host;
   }
   Dtype dtype() const { return options_.dtype; }
-  /// Whether values are master weights that have been rounded to 16 bits.
-  bool are_rounded() const { return options_.dtype != options_.master; }
-  bool has_master(int bucket) const { return zerorun::has_master(store_->layout(bucket), options_); }
+  MasterWeights& masters() { return masters_; }
+  const MasterWeights& masters() const { return masters_; }
   /// Gives the storage on which operators use the bucket's parameters memory, or takes the memory away
   /// (zero/interception.h).
   void give_memory(int bucket, void* data) const;
@@ -179,10 +149,10 @@ class Buckets {
   std::vector<int64_t> whole_sizes(int parameter) const;
   /// Marks the values of a whole bucket as incomplete: its parameters get no memory when the engine is
   /// destroyed.
-  void give_up(int bucket) { given_up_[bucket] = true; }
+  void mark_incomplete(int bucket) { incomplete_[bucket] = true; }
   /// Sets the values that the parameters of a whole shared bucket get when the engine is destroyed, instead
   /// of the shared values.
-  void leave_with(int bucket, at::Tensor values) { own_values_[bucket] = std::move(values); }
+  void set_values_after_engine(int bucket, at::Tensor values) { own_values_[bucket] = std::move(values); }
   int bucket_of(const StorageOwner* owner) const {
     const auto number = static_cast<int>(owner - owners_.get());
     return number < store_->count() ? number : number - store_->count();
@@ -212,13 +182,6 @@ class Buckets {
   /// Bumps autograd's version counters of trained parameters, because their values have changed. Backward
   /// over a graph recorded before the change then fails, as in plain LibTorch.
   void bump_versions() const;
-  /// Call this after the program has written to parameters of the bucket. Only one thread at a time may call
-  /// it.
-  void note_written(int bucket) { written_[bucket] = true; }
-  /// Copies the values that the program has written since the last call into the master weights. The written
-  /// values must already be in this rank's slices.
-  void follow_writes();
-
   int64_t numel() const;          // of trained parameters, without padding
   int64_t whole_numel() const;    // of trained parameters in buckets that are neither partitioned nor shared
   int64_t numel_fetched() const;  // of trained parameters whose values are in files or in host memory
@@ -252,9 +215,6 @@ class Buckets {
   void fill_for_tensor_ranks(int parameter, at::Tensor place);
   void make_given_values(int parameter, at::Tensor place) const;
   void keep(int bucket, at::Tensor flat, const at::Tensor& exact);
-  void follow_writes(int bucket);
-  at::Tensor written_on_host(int bucket);
-  void write_master(int bucket, const at::Tensor& values);
   void leave();
   at::Tensor values_to_leave(int bucket) const;
 
@@ -265,6 +225,7 @@ class Buckets {
   std::vector<Shape> shapes_;  // one per parameter
   size_t trained_parameters_ = 0;
   BucketOptions options_;
+  MasterWeights masters_;
   int rank_;
   int trained_count_ = 0;
   /// One per bucket, and then one per bucket for local views; null if not marked.
@@ -274,10 +235,8 @@ class Buckets {
   std::vector<std::string> labels_;
   std::vector<bool> shared_;
   std::unique_ptr<SharedGathers> shared_gathers_;
-  std::vector<at::Tensor> own_values_;  // by bucket: set by leave_with(), else undefined
-  std::vector<bool> given_up_;
-  std::vector<bool> written_;  // by bucket: the program has written to it since the last follow_writes()
-  at::Tensor on_host_;         // buffer of written_on_host()
+  std::vector<at::Tensor> own_values_;  // by bucket: set by set_values_after_engine(), else undefined
+  std::vector<bool> incomplete_;
   Failure unfilled_;
 };
 

@@ -21,12 +21,10 @@ namespace {
 
 const char* const kNoMemory =
     "This tensor has no values yet: it was built under zerorun::DeferredInit (Python: zero.Init), and its "
-    "memory was accessed "
-    "without an operator (data_ptr(), torch::save, torch::tensor() of a vector). Open a GatheredParameters "
-    "scope "
-    "around the access (Python), initialise it by operators "
-    "that do not read it, build it outside the DeferredInit scope or under a zerorun::InterceptionPause "
-    "within, or wait until zerorun::initialize() has computed its values";
+    "memory was accessed without an operator (data_ptr(), torch::save, torch::tensor() of a vector). Open a "
+    "GatheredParameters scope around the access (Python), initialise it by operators that do not read it, "
+    "build it outside the DeferredInit scope or under a zerorun::InterceptionPause within, or wait until "
+    "zerorun::initialize() has computed its values";
 
 const char* const kRemedy =
     "Initialise this parameter without reading it, or build the module outside the DeferredInit scope";

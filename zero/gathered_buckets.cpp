@@ -49,9 +49,9 @@ void GatheredBuckets::leave() {
         throw CommError("a gather before it has lost ranks");
       finish_gather(bucket);
       streams_->await(states_[bucket].gathered, communicator_->timeout(), buckets_->label(bucket));
-      if (memory_.is_copy(bucket)) buckets_->leave_with(bucket, memory_.of(bucket));
+      if (memory_.is_copy(bucket)) buckets_->set_values_after_engine(bucket, memory_.of(bucket));
     } catch (const std::exception& error) {
-      buckets_->give_up(bucket);
+      buckets_->mark_incomplete(bucket);
       log_warning("the last update of " + buckets_->label(bucket) +
                   " did not arrive on this rank: " + error.what());
     }
@@ -203,7 +203,7 @@ void GatheredBuckets::start_all(std::span<Start> starts, bool is_far) {
     }
   };
   if (starts.size() > 1) {
-    (is_far ? communicator_ : near_.group())->group(start);
+    (is_far ? communicator_ : near_.group())->as_one(start);
   } else {
     start();
   }

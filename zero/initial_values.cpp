@@ -45,7 +45,7 @@ void Buckets::move_in(int bucket) {
   const AllocatingFor scope(MemoryUse::parameters);
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
   at::Tensor flat = allocate_values(bucket);
-  const bool wants_exact = options_.master_from_fp32 && has_master(bucket) && are_rounded();
+  const bool wants_exact = options_.master_from_fp32 && masters_.has(bucket) && masters_.are_rounded();
   const at::Tensor exact =
       wants_exact ? allocate_for_one_use(*communicator_, bucket_layout.numel, Dtype::fp32) : flat;
   const std::string message = message_without_memory(bucket);
@@ -140,19 +140,7 @@ void Buckets::make_given_values(int parameter, at::Tensor place) const try {
 
 // Puts the values and master weights that this rank keeps into the store.
 void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
-  if (has_master(bucket) && store_->has(bucket, kMaster)) {
-    write_master(bucket, store_->slice_of(bucket, exact, rank_));
-  } else if (has_master(bucket)) {
-    const Extent extent = options_.whole_master ? Extent::bucket : Extent::slice;
-    const at::Tensor updated = options_.whole_master ? exact : store_->slice_of(bucket, exact, rank_);
-    const at::ScalarType master_dtype = scalar_type(options_.master);
-    const AllocatingFor scope(options_.master_on_host ? MemoryUse::on_host : MemoryUse::master,
-                              updated.numel() * size_of(options_.master));
-    at::Tensor master = options_.master_on_host ? device_->allocate_on_host(updated.numel(), master_dtype)
-                                                : device_->allocate(updated.numel(), master_dtype);
-    store_->put(bucket, StateKind::master, kMaster, extent, master.copy_(updated),
-                options_.master_on_host ? Home::host : Home::device);
-  }
+  masters_.keep(bucket, exact);
   if (kind(bucket).comes_and_goes()) {
     const at::Tensor own = store_->slice_of(bucket, flat, rank_);
     if (store_->has_values_in_files(bucket)) {
@@ -172,15 +160,6 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
   if (marked() && !shared(bucket)) give_memory(bucket, flat.mutable_data_ptr());
   store_->put(bucket, StateKind::value, kValue, Extent::bucket, std::move(flat),
               shared(bucket) ? Home::shared : Home::device);
-}
-
-// Writes `values` to the bucket's master weights, which are in files.
-void Buckets::write_master(int bucket, const at::Tensor& values) {
-  const StateTensor& master = store_->at(bucket, kMaster);
-  store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
-    const auto [begin, numel] = store_->chunk_range(bucket, chunk);
-    master.chunks[chunk].copy_(values.narrow(0, begin, numel));
-  });
 }
 
 }  // namespace zerorun

@@ -90,7 +90,7 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     gathered_.join(bucket);
     streams_->note_use(gathered_.memory().of(bucket), item.written);
     if (!item.written) continue;
-    buckets_->note_written(bucket);
+    buckets_->masters().note_written(bucket);
     if (gathered_.kind(bucket).moves_writes()) gathered_.move(bucket, State::dirty);
   }
 }
@@ -160,7 +160,7 @@ void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
   std::lock_guard lock(mutex_);
   std::vector<int> unpinned;
   for (int bucket : buckets) {
-    if (end == ScopeEnd::written) buckets_->note_written(bucket);
+    if (end == ScopeEnd::written) buckets_->masters().note_written(bucket);
     if (end == ScopeEnd::written && gathered_.kind(bucket).moves_writes())
       gathered_.move(bucket, State::dirty);
     gathered_.unpin(bucket);

@@ -6,7 +6,7 @@
 // [Note: who writes] Each state has one writer at a time:
 //   value     during a step the optimizer, in this rank's slice (at stage 0 in all slices);
 //             between steps the program, by operators and scopes (zero/shared_writes.h)
-//   master    the optimizer; before each update Buckets::follow_writes() copies the program's writes into it
+//   master    the optimizer; before each update MasterWeights::follow_writes() copies the program's writes into it
 //   gradient  GradientReducer until finish_window() returns, then the optimizer until start_window()
 //   moment    the optimizer
 //

@@ -93,8 +93,7 @@ std::string explain_load_failure(const std::string& linkers_words) {
     return failure + "pip install 'torch==" + std::to_string(TORCH_VERSION_MAJOR) + "." +
            std::to_string(TORCH_VERSION_MINOR) +
            ".*' in an environment, activate it and run scripts/build again (pip installs NVIDIA's libraries "
-           "with it), or "
-           "add the folder of " +
+           "with it), or add the folder of " +
            library + " to LD_LIBRARY_PATH";
   }
   if (library.starts_with("libzerorun_cuda.so")) {

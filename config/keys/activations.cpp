@@ -14,8 +14,7 @@ static constexpr KeyFact activation_rows[] = {
           "names of the blocks to recompute; * stands for one part of a name, as in \"h.*.mlp\""),
     text(".budget", "",
          "bytes that the blocks may keep for backward, such as \"8G\" or \"500M\": the first step is "
-         "measured, "
-         "and the blocks that save the most time per byte are kept from then on")
+         "measured, and the blocks that save the most time per byte are kept from then on")
         .advise("write a number with K, M, G or T, which are powers of 1024"),
     section("activation_checkpointing",
             "recompute the model's marked blocks, and where their inputs are kept; the section has no on/off "

@@ -90,8 +90,7 @@ static constexpr KeyFact optimizer_rows[] = {
         .advise("write \"gram\" or \"standard\""),
     boolean(".per_head_muon", "false",
             "orthogonalize the heads of attention projections one by one; Python programs' heads are those "
-            "of the model's "
-            "config, C++ programs give them to initialize() (attention_heads)")
+            "of the model's config, C++ programs give them to initialize() (attention_heads)")
         .for_types("Muon"),
     number(".max_coeff", "10.0", "upper bound of the trust ratio").least(0).for_types("Lamb OneBitLamb"),
     number(".min_coeff", "0.01", "lower bound of the trust ratio").least(0).for_types("Lamb OneBitLamb"),

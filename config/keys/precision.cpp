@@ -82,16 +82,14 @@ static constexpr KeyFact precision_rows[] = {
         .or_null(),
     texts(".keep_in_fp32_modules", "",
           "patterns of the names of buffers that stay fp32 under 16-bit training, where * stands for any "
-          "characters; "
-          "\"auto\": in Python those that a transformers model names for itself")
+          "characters; \"auto\": in Python those that a transformers model names for itself")
         .filled_by(Automatic::fallback),
     boolean(".master_from_fp32", "false",
             "initialize master weights from the parameters before they are rounded to 16 bits; DeepSpeed "
             "does not have this key and ignores it"),
     boolean("zerorun.stochastic_rounding", "false",
             "round updated bfloat16 weights and optimizer states at random to one of the two nearest "
-            "numbers, so that "
-            "small steps count on average, instead of to the nearest (docs/guide.md)"),
+            "numbers, so that small steps count on average, instead of to the nearest (docs/guide.md)"),
     integer("zerorun.rounding_seed", "0", "seed of zerorun.stochastic_rounding").least(0),
 };
 

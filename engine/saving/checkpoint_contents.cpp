@@ -136,7 +136,7 @@ void open_slices(EngineState& state, bool opens, const std::string& label) {
     state.mesh.data().barrier(label)->wait();  // from here on no rank reads parameters
     for (int bucket = 0; bucket < state.store.count(); ++bucket) state.residency->start_update(bucket);
   }
-  state.buckets.follow_writes();
+  state.buckets.masters().follow_writes();
 }
 
 void close_slices(EngineState& state, bool gathers) {

@@ -342,7 +342,7 @@ void HeldGenerations::hold(EngineState& state) {
                   " is not held in memory, nor are others for such a reason: " + refusal.text);
     return;
   }
-  state.buckets.follow_writes();
+  state.buckets.masters().follow_writes();
   if (const Failure failure = failure_of([&] { write(state); })) stop(failure.text);
 }
 

@@ -11,6 +11,7 @@
 #include "checkpoint/publication.h"
 #include "checkpoint/saved_state.h"
 #include "comm/agreement.h"
+#include "engine/model_broadcast.h"
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/saving/checkpoints.h"
 #include "engine/saving/client_tensors.h"

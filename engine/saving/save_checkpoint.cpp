@@ -43,7 +43,7 @@ fs::path whole_path(const fs::path& directory) {
 std::string words_of(const EngineState& state, const fs::path& directory, const std::string& tag,
                      const CheckpointOptions& options) {
   const HeldSince& held = state.held.held_since();
-  return "\"" + tag + "\" in " + directory.string() + " behind step " +
+  return "\"" + tag + "\" in " + directory.string() + " after step " +
          std::to_string(state.progress.counts().global) + " and " +
          std::to_string(state.progress.counts().micro) + " micro-steps" +
          (held.dropped

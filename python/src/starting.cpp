@@ -84,8 +84,7 @@ Config read_config(const Given& given, const Model& model, int world_size, bool&
     if (config.optimizer) {
       throw UserError(
           "both the config and the program name an optimizer: remove the config's \"optimizer\" block or do "
-          "not pass "
-          "one to initialize()");
+          "not pass one to initialize()");
     }
     if (!is_python)
       config.optimizer = parse_config(given.optimizer, "the optimizer passed to initialize()", 1).optimizer;
@@ -99,8 +98,7 @@ Config read_config(const Given& given, const Model& model, int world_size, bool&
   if (config.scheduler && given.has_schedule) {
     throw UserError(
         "both the config and the program name a schedule: remove the config's \"scheduler\" block or do not "
-        "pass "
-        "lr_scheduler to initialize()");
+        "pass lr_scheduler to initialize()");
   }
   return config;
 }

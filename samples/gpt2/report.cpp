@@ -49,8 +49,7 @@ std::string traffic_report(zerorun::Engine& engine, int64_t parameters, int64_t 
   if (residency.peak_resident_bytes == 0) return report;
   return report + format(
                       "partitioned parameters: at most %.2f MiB there at once; all-gathers: %lld ready, %lld "
-                      "waited for; "
-                      "%lld departures from the trace\n",
+                      "waited for; %lld departures from the trace\n",
                       static_cast<double>(residency.peak_resident_bytes) / 0x1p20,
                       static_cast<long long>(residency.ready), static_cast<long long>(residency.waited),
                       static_cast<long long>(residency.departures));

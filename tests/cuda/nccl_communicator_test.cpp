@@ -187,7 +187,7 @@ std::string check_lanes(Communicator& comm) {
 std::string check_together(Communicator& comm) {
   std::vector<at::Tensor> outputs;
   std::vector<std::unique_ptr<Work>> works;
-  comm.group([&] {
+  comm.as_one([&] {
     for (int i = 0; i < 5; ++i) {
       const int64_t slice = 100 + 1000 * i;
       outputs.push_back(comm.device().allocate(slice * comm.world_size(), at::kFloat));

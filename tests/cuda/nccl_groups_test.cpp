@@ -161,7 +161,7 @@ TEST_CASE("nccl groups: ranks launch the collectives of all groups in one order,
           open.push_back(start_on(group, kind, 1 + static_cast<int64_t>(dice() % 7)));
         };
         if (dice() % 3 == 0) {
-          group.group([&] {
+          group.as_one([&] {
             start();
             start();
           });

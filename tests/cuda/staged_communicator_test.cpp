@@ -193,14 +193,14 @@ TEST_CASE("staged: a group starts its collectives when it closes, and none if it
     const at::Tensor tensor = on_device(staged, at::ones({4}));
     auto& seen = values[staged.rank()];
     const auto see = [&] { seen.push_back(tensor[0].item<float>()); };
-    staged.group([&] {
+    staged.as_one([&] {
       staged.all_reduce(tensor, "one")->wait();
       staged.all_reduce(tensor, "two")->wait();
       see();
     });
     see();
     try {
-      staged.group([&] {
+      staged.as_one([&] {
         staged.all_reduce(tensor, "three")->wait();
         throw std::runtime_error("abandoned");
       });

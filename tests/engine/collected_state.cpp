@@ -10,7 +10,7 @@ void CollectedState::add(StateTraining& training) {
   const auto& parameters = state.buckets.parameters();
   const std::lock_guard lock(mutex_);
   for (int index = 0; index < static_cast<int>(parameters.size()); ++index) {
-    const bool has_master = state.buckets.has_master(state.buckets.bucket_of(index));
+    const bool has_master = state.buckets.masters().has(state.buckets.bucket_of(index));
     state.store.for_each_piece(index, [&](const StatePiece& piece) {
       const StateTensor& kept = *piece.state;
       if (kept.kind == StateKind::gradient || (kept.kind == StateKind::value && has_master)) return;

@@ -226,8 +226,7 @@ TEST_CASE("A need beyond the memory of the host or of a cgroup is refused with t
   CHECK(refusal({in_a, in_a, in_b, in_a}) ==
         "the model states of 3 ranks take 480 MiB of memory (parameters 60 MiB, gradients 60 MiB, master "
         "weights 120 MiB, optimizer states 240 MiB, buffers for files 0 MiB, gathered parameters 0 MiB), "
-        "activations not "
-        "counted, and /a/memory.max is 330 MiB with swap: keep optimizer states in files "
+        "activations not counted, and /a/memory.max is 330 MiB with swap: keep optimizer states in files "
         "(zero_optimization.offload_optimizer.device \"nvme\" at stages 1 to 3), use more hosts, a smaller "
         "model, or allow more memory");
   CHECK_THAT(refusal({in_a, in_a, in_b, in_b, {needed, {machine}}}),

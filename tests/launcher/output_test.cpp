@@ -32,8 +32,7 @@ TEST_CASE("one rank prints without a prefix, byte for byte") {
 TEST_CASE("many lines of several ranks stay whole and in order") {
   const std::string script =
       "i=0; pad=$(printf '%0300d' 7); while [ $i -lt 2000 ]; do printf \"$RANK:$i:\"; echo \"$pad:end\"; "
-      "i=$((i+1)); "
-      "done";
+      "i=$((i+1)); done";
   Launched job({.options = {"--num_gpus", "3"}, .script = script});
   Result result = job.finish(60);
   CHECK(result.exit_code == 0);

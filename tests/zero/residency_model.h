@@ -59,7 +59,7 @@ class Model {
     residency.finish_iteration();
     communicator.barrier("in place of the norm")->wait();
     for (int bucket = 0; bucket < state.store.count(); ++bucket) residency.start_update(bucket);
-    state.buckets.follow_writes();
+    state.buckets.masters().follow_writes();
   }
   /// Updates this rank's slices: adds `add` * (rank + 1) to each element.
   void finish_update(double add) {
