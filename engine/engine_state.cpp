@@ -129,10 +129,11 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
       optimizer_name(name_of_optimizer(config, options)),
       store(make_store(parameters, config, options, bucket_options(config, policy, mesh, parameters), mesh)),
       buckets(bucketed(parameters), store, mesh.shards(), bucket_options(config, policy, mesh, parameters)),
-      residency(buckets.marked() ? std::make_unique<Residency>(
-                                       buckets, store, mesh.shards(), gather_limits(config),
-                                       model.is_training, GatherWays{mesh.near(), config.zero.quantized_weights})
-                                 : nullptr),
+      residency(buckets.marked()
+                    ? std::make_unique<Residency>(buckets, store, mesh.shards(), gather_limits(config),
+                                                  model.is_training,
+                                                  GatherWays{mesh.near(), config.zero.quantized_weights})
+                    : nullptr),
       tensor_rule(has_splits(parameters) ? std::make_shared<TensorRule>(mesh, buckets) : nullptr),
       reducer(buckets, store, mesh.shards(), reducer_options(config, policy, averaging.before, mesh)),
       host_update(updates_on_host(config, mesh.data().device())

@@ -62,10 +62,10 @@ class ShardStates : public StateAccess {
   const PrecisionConfig* precision_;
   Communicator* communicator_;
   StepHashes* hashes_ = nullptr;
-  std::vector<ChunkOfSlice> chunks_;  // by shard
-  std::vector<int> ranks_;            // by shard: whose slice it is a chunk of
-  std::vector<int> shards_of_bucket_;        // by bucket: how many shards it has
-  std::vector<int> to_update_;        // by bucket: shards that the current update has not updated yet
+  std::vector<ChunkOfSlice> chunks_;   // by shard
+  std::vector<int> ranks_;             // by shard: whose slice it is a chunk of
+  std::vector<int> shards_of_bucket_;  // by bucket: how many shards it has
+  std::vector<int> to_update_;         // by bucket: shards that the current update has not updated yet
   std::vector<ChunkOfSlice> planned_;
   int held_ = -1;  // the bucket whose values stay open until its last shard is done; -1: none
   bool backwards_ = false;

@@ -74,8 +74,7 @@ at::Tensor MasterWeights::written_on_host(int bucket) {
   Streams& streams = device_->streams();
   Event copied;
   streams.record(copied, streams.current());
-  streams.await(copied, communicator_->timeout(),
-                "what was written to bucket " + std::to_string(bucket));
+  streams.await(copied, communicator_->timeout(), "what was written to bucket " + std::to_string(bucket));
   return copy;
 }
 

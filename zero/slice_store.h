@@ -6,8 +6,8 @@
 // [Note: who writes] Each state has one writer at a time:
 //   value     during a step the optimizer, in this rank's slice (at stage 0 in all slices);
 //             between steps the program, by operators and scopes (zero/shared_writes.h)
-//   master    the optimizer; before each update MasterWeights::follow_writes() copies the program's writes into it
-//   gradient  GradientReducer until finish_window() returns, then the optimizer until start_window()
+//   master    the optimizer; before each update MasterWeights::follow_writes() copies the program's writes
+//   into it gradient  GradientReducer until finish_window() returns, then the optimizer until start_window()
 //   moment    the optimizer
 //
 // [Note: chunks] Master weights and moments in files are read chunk by chunk. A chunk is a range of the

@@ -262,8 +262,9 @@ TEST_CASE("buckets: values of parameters after the buckets are destroyed") {
           std::make_unique<RankState>(used, communicator, BucketOptions{.marked = marked, .shared = true});
       const std::vector<at::Tensor> leaves = state->leaves;
       if (marked) {
-        state->buckets.mark_incomplete(1);                          // bucket of p2
-        state->buckets.set_values_after_engine(0, at::full({96}, 7.0));  // bucket of p3; padding makes it up to 96 long
+        state->buckets.mark_incomplete(1);  // bucket of p2
+        state->buckets.set_values_after_engine(
+            0, at::full({96}, 7.0));  // bucket of p3; padding makes it up to 96 long
         communicator.barrier("no rank reads any more")->wait();
       }
       state.reset();
