@@ -12,10 +12,13 @@ struct RankFailure {
   std::string cause;                     // empty if not known
   std::vector<std::string> last_lines;   // of its stderr, oldest first
   std::vector<std::string> memory = {};  // what its memory was used for, if it ran out
+  bool is_hung = false;                  // it has not ended: it makes no progress, and `wait_status` is made up
 
   bool operator==(const RankFailure&) const = default;
 };
 
+/// How the rank has failed: "killed by signal 9 (SIGKILL)", "hung".
+std::string describe_end(const RankFailure& failure);
 /// The lines of the report about `failure`. `name`: how the report calls the rank ("rank 3 on worker-1").
 std::vector<std::string> report_lines(const RankFailure& failure, const std::string& name);
 

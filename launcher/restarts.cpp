@@ -57,7 +57,7 @@ std::vector<std::string> Restarts::judge(const FailedAttempt& attempt) {
 
 std::string Restarts::describe_start(FailedAttempt::Clock::time_point started) const {
   return "restart " + std::to_string(count_) + " of " + std::to_string(most_) + ": " + name_of(*last_) + " " +
-         describe_end(last_->failure.wait_status) + place_of(*last_) + ", found " +
+         describe_end(last_->failure) + place_of(*last_) + ", found " +
          seconds_between(last_->began, last_->found) + " after the start; all ranks ended within " +
          seconds_between(last_->found, last_->ended) + " and started again within " +
          seconds_between(last_->ended, started);

@@ -23,7 +23,7 @@ struct FailedAttempt {
   RankFailure failure;
   /// Optimizer steps that the rank's engine had ended in this attempt; absent: the rank had no engine.
   std::optional<int64_t> steps;
-  /// Somebody sent SIGKILL: the program is not to blame, however often it happens.
+  /// Somebody sent SIGKILL or SIGSTOP: the program is not to blame, however often it happens.
   bool killed_from_outside = false;
   Clock::time_point began, found, ended;  // ranks are started; the failure is known; all ranks have ended
 };

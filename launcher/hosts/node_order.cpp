@@ -148,6 +148,7 @@ void read(const json& message, NodeOrder& order) {
   for (const auto& [name, grace] :
        {std::pair("grace", &order.grace), {"failure_grace", &order.failure_grace}})
     *grace = std::chrono::milliseconds(whole_number(message.at(name), 0, kLongestGrace.count()));
+  order.hung_after = std::chrono::milliseconds(whole_number(message.at("hung_after"), 0, INT_MAX));
   order.bind_cores = message.at("bind_cores");
   order.bind_core_list = message.at("bind_core_list");
   order.logs = log_options(message.at("logs"));
@@ -176,7 +177,8 @@ void read(const json& message, StoppedRank& stopped) {
 
 void read(const json& message, RankFailure& failure) {
   failure = {index_in(message.at(0)), number(message.at(1), 0, kHighestWaitStatus), message.at(2),
-             message.at(3).get<std::vector<std::string>>(), message.at(4).get<std::vector<std::string>>()};
+             message.at(3).get<std::vector<std::string>>(), message.at(4).get<std::vector<std::string>>(),
+             message.at(5).get<bool>()};
 }
 
 }  // namespace
@@ -200,6 +202,7 @@ std::string encode(const NodeOrder& order) {
                    {"timeline_steps", order.timeline_steps},
                    {"grace", order.grace.count()},
                    {"failure_grace", order.failure_grace.count()},
+                   {"hung_after", order.hung_after.count()},
                    {"bind_cores", order.bind_cores},
                    {"bind_core_list", order.bind_core_list},
                    {"logs", order_json(order.logs)},
@@ -228,7 +231,7 @@ std::string encode(const StoppedRank& stopped) {
 
 std::string encode(const RankFailure& failure) {
   return to_bytes(
-      json::array({failure.rank, failure.wait_status, failure.cause, failure.last_lines, failure.memory}));
+      json::array({failure.rank, failure.wait_status, failure.cause, failure.last_lines, failure.memory, failure.is_hung}));
 }
 
 std::string encode(const RankOutput& output) {

@@ -34,6 +34,7 @@ struct NodeOrder {
   std::string timeline, timeline_steps;  // as in JobEnvironment
   std::string held_memory;               // likewise; not sent to other hosts, whose ranks hold nothing
   std::chrono::milliseconds grace{0}, failure_grace{0};
+  std::chrono::milliseconds hung_after{0};  // as in JobPlan
   LogOptions logs;
   bool bind_cores = false;     // --bind_cores_to_rank
   std::string bind_core_list;  // --bind_core_list

@@ -246,6 +246,10 @@ TEST_CASE("torchrun's and DeepSpeed's lines for one host are read as they mean i
   CHECK(options({"--max_restarts=3", "--hold-every=2", "p"}).hold_every == 2);
   CHECK_THAT(mistake({"--max_restarts=3", "--hold_every=0", "p"}), Contains("found '0'"));
   CHECK_THAT(mistake({"--hold_every=1", "p"}), Contains("--max_restarts"));
+  CHECK_FALSE(options({"p"}).hung_after_seconds);
+  CHECK(options({"--hung_after=2.5", "p"}).hung_after_seconds == 2.5);
+  CHECK(options({"--hung-after", "3", "p"}).hung_after_seconds == 3);
+  CHECK_THAT(mistake({"--hung_after=0", "p"}), Contains("--hung_after") && Contains("found '0'"));
   CHECK_THAT(mistake({"--nnodes=2", "--local_addr=a", "p"}), Contains("--local_addr"));
   CHECK_THAT(mistake({"--nproc_per_node=all", "p"}), Contains("gpu, cpu or auto; found 'all'"));
   for (const char* option :
