@@ -86,7 +86,8 @@ std::string Job::describe_hung_rank(const HungRanks::Found& found, pid_t process
           place_of(plan_.activity.of(static_cast<int>(found.waiting)));
   for (const size_t other : found.others)
     text += ", and rank " + name_of(other) + " is " + place_of(plan_.activity.of(static_cast<int>(other)));
-  return text + "; process " + std::to_string(process) + " " + describe_state(process, thread_of(now, process)) +
+  return text + "; process " + std::to_string(process) + " " +
+         describe_state(process, thread_of(now, process)) +
          ". If it works on something long, raise --hung_after (" + in_seconds(plan_.hung_after) + ")";
 }
 

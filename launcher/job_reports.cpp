@@ -14,7 +14,8 @@ namespace zerorun::launcher {
 // the rank.
 void Job::report_stopped_ranks() {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    const bool is_hung = failure_ && failure_->is_hung && failure_->rank == plan_.first_rank + static_cast<int>(rank);
+    const bool is_hung =
+        failure_ && failure_->is_hung && failure_->rank == plan_.first_rank + static_cast<int>(rank);
     if (ranks_[rank].status || is_hung) continue;
     const std::string description = describe_stop(ranks_[rank].process.pid);
     if (description.empty()) continue;

@@ -57,8 +57,8 @@ std::string readable(const std::string& line) {
   return text;
 }
 
-// Leaves out the frames of the handler that wrote the stack. Before it Python's may have run, which raised the
-// signal again: then the return from a signal's handler, the second frame, is there twice.
+// Leaves out the frames of the handler that wrote the stack. Before it Python's may have run, which raised
+// the signal again: then the return from a signal's handler, the second frame, is there twice.
 std::vector<std::string> readable_lines(const std::string& text) {
   std::vector<std::string> python, native;
   std::istringstream stream(text);

@@ -12,7 +12,7 @@ struct RankFailure {
   std::string cause;                     // empty if not known
   std::vector<std::string> last_lines;   // of its stderr, oldest first
   std::vector<std::string> memory = {};  // what its memory was used for, if it ran out
-  bool is_hung = false;                  // it has not ended: it makes no progress, and `wait_status` is made up
+  bool is_hung = false;  // it has not ended: it makes no progress, and `wait_status` is made up
 
   bool operator==(const RankFailure&) const = default;
 };

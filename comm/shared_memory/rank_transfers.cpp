@@ -105,7 +105,11 @@ std::string RankTransfers::await(const RankWait& wait, Deadline& deadline) {
     const auto asleep = Deadline::Clock::now();
     board().sleep(bell, spin_, std::min(kLook, deadline.remaining()));
     const auto slept = Deadline::Clock::now() - asleep;
-    if (slept > kStopped) deadline.skip(slept - kLook);
+    if (slept <= kStopped) continue;
+    // What was seen before is old, and the other ranks may not have gone on yet.
+    deadline.skip(slept - kLook);
+    suspicion.clear();
+    look = Deadline::Clock::now() + kLook;
   }
   board().say_waits_no_more();
   return "";

@@ -176,8 +176,11 @@ void read(const json& message, StoppedRank& stopped) {
 }
 
 void read(const json& message, RankFailure& failure) {
-  failure = {index_in(message.at(0)), number(message.at(1), 0, kHighestWaitStatus), message.at(2),
-             message.at(3).get<std::vector<std::string>>(), message.at(4).get<std::vector<std::string>>(),
+  failure = {index_in(message.at(0)),
+             number(message.at(1), 0, kHighestWaitStatus),
+             message.at(2),
+             message.at(3).get<std::vector<std::string>>(),
+             message.at(4).get<std::vector<std::string>>(),
              message.at(5).get<bool>()};
 }
 
@@ -230,8 +233,8 @@ std::string encode(const StoppedRank& stopped) {
 }
 
 std::string encode(const RankFailure& failure) {
-  return to_bytes(
-      json::array({failure.rank, failure.wait_status, failure.cause, failure.last_lines, failure.memory, failure.is_hung}));
+  return to_bytes(json::array({failure.rank, failure.wait_status, failure.cause, failure.last_lines,
+                               failure.memory, failure.is_hung}));
 }
 
 std::string encode(const RankOutput& output) {

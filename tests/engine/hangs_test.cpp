@@ -28,7 +28,8 @@ int rank_of(const std::string& text, const std::string& before) {
 
 }  // namespace
 
-TEST_CASE("Ranks that hang or are stopped are found, named and replaced, with the bits of an undisturbed run") {
+TEST_CASE(
+    "Ranks that hang or are stopped are found, named and replaced, with the bits of an undisturbed run") {
   const Way way = hung_way();
   const Calm calm = run_calmly(way);
   Launched job = start(way, 3);
@@ -51,11 +52,12 @@ TEST_CASE("Ranks that hang or are stopped are found, named and replaced, with th
   REQUIRE(result.exit_code == 0);
   job.wait_until_nothing_is_left();
   check_repeats(check_same(job, way, calm), way.save_every);
-  CHECK_THAT(result.err,
-             Contains("zerorun: rank 0 hangs: no progress for 1.") &&
-                 Contains("in its own code between calls of the engine, in 'the data loader', in step 5, while "
-                          "rank 1 waits in ") &&
-                 Contains("its stack, the innermost call first:") && Contains("nanosleep"));
+  CHECK_THAT(
+      result.err,
+      Contains("zerorun: rank 0 hangs: no progress for 1.") &&
+          Contains("in its own code between calls of the engine, in 'the data loader', in step 5, while "
+                   "rank 1 waits in ") &&
+          Contains("its stack, the innermost call first:") && Contains("nanosleep"));
   CHECK_THAT(result.err, Contains("zerorun: rank 1 hangs: no progress for 1.") &&
                              Contains("in its own code after the first use of parameters, in forward or "
                                       "behind it, in step 9, while rank 0 waits in "));
@@ -74,9 +76,10 @@ TEST_CASE("A rank that hangs between two steps ends a job without restarts, and 
   INFO(result.err);
   CHECK(result.exit_code == 1);
   job.wait_until_nothing_is_left();
-  CHECK_THAT(result.err, Contains("zerorun: rank 1 hangs: no progress for 1.") &&
-                             Contains("in its own code between calls of the engine, in step 5, while rank 0") &&
-                             Contains("zerorun: rank 1 hung: no progress"));
+  CHECK_THAT(result.err,
+             Contains("zerorun: rank 1 hangs: no progress for 1.") &&
+                 Contains("in its own code between calls of the engine, in step 5, while rank 0") &&
+                 Contains("zerorun: rank 1 hung: no progress"));
   CHECK(result.err.find("rank 1 hangs") < result.err.find("error: "));
 }
 

@@ -121,7 +121,9 @@ TEST_CASE("hung ranks: time in which the job is stopped as a whole does not coun
   HungScene scene(2);
   scene.wait(0);
   scene.look(kRounds - 4);
-  SECTION("with the launcher") { scene.look(1, 3h); }
+  SECTION("with the launcher") {
+    scene.look(1, 3h);
+  }
   SECTION("without the launcher") {
     for (SeenRank& rank : scene.ranks) rank.state = 'T';
     scene.look(1000);
