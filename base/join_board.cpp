@@ -43,6 +43,8 @@ Joining::Joining(int local_rank, int world_size) : local_rank_(local_rank), worl
   const std::lock_guard lock(count().mutex);
   ++count().begun;
   show(local_rank_, world_size_, count());
+  activity::drive();
+  wait_.emplace("", "the start of the job, where all ranks join");
 }
 
 Joining::~Joining() {

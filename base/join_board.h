@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "base/activity_board.h"
 #include "base/rank_file.h"
 
 namespace zerorun {
@@ -33,8 +35,8 @@ class JoinBoard {
   RankFile file_;
 };
 
-/// A rank's side: this process joins the job as long as this object exists. Does nothing without a board.
-/// Any thread.
+/// A rank's side: this process joins the job as long as this object exists. Does nothing without a board, but
+/// the calling thread drives the rank from now on ([Note: activity]). Any thread.
 class Joining {
  public:
   Joining(int local_rank, int world_size);
@@ -44,6 +46,7 @@ class Joining {
 
  private:
   int local_rank_, world_size_;
+  std::optional<ShownWait> wait_;
 };
 
 }  // namespace zerorun

@@ -15,6 +15,8 @@ class Deadline {
 
   Clock::time_point end() const { return end_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
+  /// Moves the end by a time in which the process was stopped.
+  void skip(Clock::duration pause) { end_ += pause; }
   /// The time left, at least 1 ms because some functions take 0 as "no limit".
   std::chrono::milliseconds remaining() const;
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/activity_board.h"
 #include "base/timeline.h"
 #include "zero/node_pointer.h"
 
@@ -29,8 +30,9 @@ struct BackwardPasses::Pass : std::enable_shared_from_this<Pass> {
   void end();
   void fail() noexcept;
 
-  // A backward of the program, for the timeline.
+  // A backward of the program, for the launcher and the timeline.
   struct Recorded {
+    ActivityScope activity{Activity::backward};
     TimelineBusy busy;
     TimelineSpan span{TimelineName::backward};
   };

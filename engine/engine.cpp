@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/activity_board.h"
 #include "base/error.h"
 #include "base/progress_bar.h"
 #include "comm/agreement.h"
@@ -83,12 +84,14 @@ Engine::NoSync Engine::no_sync() {
 
 std::filesystem::path Engine::save_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                               const CheckpointOptions& options) {
+  const ActivityScope activity(Activity::saving);
   if (has_program_state(options))
     state_->held_generations.stop("the program saves a client_state, which they cannot have");
   return zerorun::save_checkpoint(*state_, directory, tag, options);
 }
 
 void Engine::wait_for_checkpoint() {
+  const ActivityScope activity(Activity::saving);
   constexpr std::chrono::milliseconds kInterval(20);
   CheckpointProgress progress = checkpoint_progress();
   ProgressBar bar("writing the checkpoint", progress.bytes, communicator().rank() == 0);
@@ -106,12 +109,14 @@ CheckpointProgress Engine::checkpoint_progress() const {
 
 RestoredCheckpoint Engine::load_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                            const RestoreOptions& options) {
+  const ActivityScope activity(Activity::loading);
   state_->held_generations.drop();
   return zerorun::load_checkpoint(*state_, directory, tag, options, checkpoint::local_file_system());
 }
 
 std::optional<RestoredCheckpoint> Engine::load_newest(const std::filesystem::path& directory,
                                                       const RestoreOptions& options) {
+  const ActivityScope activity(Activity::loading);
   return zerorun::load_newest(*state_, directory, options, checkpoint::local_file_system());
 }
 
@@ -125,6 +130,7 @@ void Engine::attach(const DataPosition& position) {
 
 void Engine::save_16bit_model(const std::filesystem::path& directory, const std::string& filename,
                               bool exclude_frozen) {
+  const ActivityScope activity(Activity::saving);
   zerorun::save_16bit_model(*state_, directory, filename, exclude_frozen, checkpoint::local_file_system());
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "base/activity_board.h"
 #include "base/error.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
@@ -44,6 +45,7 @@ void note_scaled_backwards(const at::Tensor& scaled, std::weak_ptr<EngineState> 
 
 void EngineState::run_backward(const Tensors& roots, const Tensors& gradients, bool retain_graph,
                                bool create_graph) {
+  const ActivityScope activity(Activity::backward);
   const TimelineBusy busy;
   StepTimer::Scope scope(timer, Phase::backward);
   memory.update(bytes_by_use());

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "base/activity_board.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/agreement.h"
@@ -152,6 +153,7 @@ at::Tensor EngineState::mean_loss(const at::Tensor& own) {
 }
 
 at::Tensor EngineState::train_batch(std::span<const MicroBatch> batches) {
+  const ActivityScope activity(Activity::batch);
   const std::string call = "engine.train_batch";
   check_windows_work(call);  // other ranks may be gone
   agree_on_batch(call, batches.size(), [&] {
@@ -187,6 +189,7 @@ at::Tensor EngineState::train_batch(std::span<const MicroBatch> batches) {
 }
 
 at::Tensor EngineState::eval_batch(std::span<const MicroBatch> batches) {
+  const ActivityScope activity(Activity::batch);
   const std::string call = "engine.eval_batch";
   check_windows_work(call);
   agree_on_batch(call, batches.size(), [&] { check_before_batch(call, batches.size()); });

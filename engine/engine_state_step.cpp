@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/activity_board.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/program.h"
@@ -20,6 +21,7 @@
 namespace zerorun {
 
 void EngineState::step() {
+  const ActivityScope activity(Activity::step);
   check_outside_backward("engine.step");
   check_has_parameters("engine.step");
   finish_open_step();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "activations/forward_state.h"
+#include "base/activity_board.h"
 #include "base/error.h"
 #include "base/heap.h"
 #include "base/log.h"
@@ -114,6 +115,7 @@ Config without_optimizer(Config config) {
 }  // namespace
 
 Engine initialize(Model model, const Config& given, InitializeOptions options) {
+  const ActivityScope activity(Activity::initializing);
   Config config = options.computes_only ? without_optimizer(given) : given;
   config.monitoring.timeline = wanted_timeline(config.monitoring.timeline);
   if (is_recording()) {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 
+#include "base/activity_board.h"
 #include "base/error.h"
 #include "base/timeline.h"
 #include "comm/agreement.h"
@@ -59,7 +60,11 @@ void StepOutcome::await_facts() {
   // this timeout is longer than the communicator's.
   constexpr std::chrono::milliseconds kPatienceWithDevice = std::chrono::minutes(30);
   std::optional<TimelineSpan> span;
-  if (device_->streams().asynchronous()) span.emplace(TimelineName::wait_for_device);
+  std::optional<ShownWait> wait;  // the device does what waits for other ranks
+  if (device_->streams().asynchronous()) {
+    span.emplace(TimelineName::wait_for_device);
+    wait.emplace("", "a wait for the device, which has the gradient norm to reduce");
+  }
   device_->streams().await(copied_, std::max(2 * mesh_->world().timeout(), kPatienceWithDevice),
                            "the gradient norm");
   const auto ranks = static_cast<size_t>(mesh_->world().world_size());

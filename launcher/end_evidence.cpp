@@ -12,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "launcher/process_state.h"
+
 namespace zerorun::launcher {
 namespace {
 
@@ -24,12 +26,9 @@ bool has_grown(const OomCounts& before, const OomCounts& after) {
   return after.cgroup > before.cgroup || after.machine > before.machine;
 }
 
-// The state letter in /proc/PID/stat, whose text is "PID (NAME) STATE ...". NAME may contain any character.
 char state_of(pid_t pid, const std::string& root) {
   std::ifstream file(root + "/proc/" + std::to_string(pid) + "/stat");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const size_t end_of_name = text.rfind(')');
-  return end_of_name == std::string::npos || end_of_name + 2 >= text.size() ? '?' : text[end_of_name + 2];
+  return state_in({std::istreambuf_iterator<char>(file), {}});
 }
 
 // What the threads of full_disks() have found so far.

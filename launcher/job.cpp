@@ -41,6 +41,7 @@ Job::Job(JobPlan plan, JobOutput& output, Signals& signals, const Guardian& guar
       signals_(signals),
       guardian_(guardian),
       control_(control),
+      hung_ranks_(plan_.hung_after, plan_.timeout),
       oom_before_(read_oom_counts()),
       buffer_(kReadSize, '\0') {}
 
@@ -104,6 +105,7 @@ void Job::move_to(Phase phase) {
 void Job::enter_phase_that_is_due() {
   if (phase_ == Phase::ending || phase_ == Phase::killing) look_for_empty_groups();
   if (phase_ == Phase::running) look_for_missing_rank();
+  if (phase_ == Phase::running) look_for_hung_rank();
   const bool late = deadline_ && Clock::now() >= *deadline_;
   if (phase_ < Phase::flushing && all_ranks_ended() && all_groups_gone() && orphans().empty()) {
     begin_flushing();
@@ -182,6 +184,8 @@ void Job::wait_for_something() {
   const bool some_ended =
       std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.status.has_value(); });
   if (phase_ == Phase::running && some_ended && timeout < 0) timeout = static_cast<int>(kMissingTick.count());
+  if (phase_ == Phase::running && watches_for_hung_ranks() && timeout < 0)
+    timeout = static_cast<int>(kHungTick.count());
   if (deadline_) {
     const auto left = std::chrono::ceil<milliseconds>(*deadline_ - Clock::now());
     timeout = static_cast<int>(std::clamp(left, milliseconds(0), kTick).count());
@@ -261,7 +265,7 @@ void Job::handle_rank_end(int rank) {
   drain(rank);
   const Rank& ended = ranks_[rank];
   const int status = *ended.status;
-  if (phase_ != Phase::running || succeeded(status)) return;
+  if (phase_ != Phase::running || succeeded(status) || ended_behind_hung_rank(rank)) return;
   const std::vector<std::string> lines = ended.last_lines.lines();
   const EndEvidence evidence = collect_evidence(ended.process.pid, status, lines, oom_before_, plan_.folders);
   failure_ = {plan_.first_rank + rank, status, describe_cause(evidence), lines};

@@ -11,12 +11,14 @@
 #include <string>
 #include <vector>
 
+#include "base/activity_board.h"
 #include "base/join_board.h"
 #include "base/memory_report.h"
 #include "base/run_log_board.h"
 #include "base/unique_fd.h"
 #include "launcher/core_binding.h"
 #include "launcher/guardian.h"
+#include "launcher/hung_ranks.h"
 #include "launcher/job_control.h"
 #include "launcher/job_output.h"
 #include "launcher/line_tail.h"
@@ -42,10 +44,13 @@ struct JobPlan {
   UniqueFd listening;                                  // socket for rank 0, named in its environment
   std::chrono::milliseconds grace{0};                  // between SIGTERM and SIGKILL after an interruption
   std::chrono::milliseconds failure_grace{0};          // between SIGTERM and SIGKILL after a rank has failed
+  std::chrono::milliseconds timeout{0};                // of each collective
+  std::chrono::milliseconds hung_after{0};             // see HungRanks; 0: ranks are not watched
   bool reports_failure = true;                         // false: the launcher of the whole job reports it
   std::vector<std::string> folders;                    // where ranks may write, for the report of a failure
   RankLogs logs;
   JoinBoard board;
+  ActivityBoard activity;
   MemoryBoard memory;
   RunLogBoard run_log;
   TimelineRings timelines;
@@ -106,6 +111,11 @@ class Job {
   void handle_rank_end(int rank);
   void look_for_empty_groups();
   void look_for_missing_rank();
+  bool watches_for_hung_ranks() const;
+  void look_for_hung_rank();
+  bool ended_behind_hung_rank(int rank);
+  void end_hung_rank(const HungRanks::Found& found);
+  std::string describe_hung_rank(const HungRanks::Found& found, pid_t process) const;
   void signal_groups(int signal);
   void end_new_orphans();
   void kill_everything();
@@ -136,6 +146,7 @@ class Job {
   std::optional<Clock::time_point> deadline_;  // of the current phase
   std::optional<RankFailure> failure_;         // of the rank that failed first
   MissingRank missing_rank_;
+  HungRanks hung_ranks_;
   Orphans orphans_;
   OomCounts oom_before_;
   std::optional<int> interrupted_by_;

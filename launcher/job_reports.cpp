@@ -14,7 +14,9 @@ namespace zerorun::launcher {
 // the rank.
 void Job::report_stopped_ranks() {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].status) continue;
+    const bool is_hung =
+        failure_ && failure_->is_hung && failure_->rank == plan_.first_rank + static_cast<int>(rank);
+    if (ranks_[rank].status || is_hung) continue;
     const std::string description = describe_stop(ranks_[rank].process.pid);
     if (description.empty()) continue;
     if (control_ != nullptr) {
@@ -49,7 +51,7 @@ void Job::note_in_run_log() {
   RunEvent event{.step = plan_.memory.of(0).step, .kind = RunEventKind::failed, .time = now_in_utc()};
   event.text = "the job was ended by " + signal_name(interrupted_by_.value_or(0));
   if (failure_) {
-    event.text = "rank " + std::to_string(failure_->rank) + " " + describe_end(failure_->wait_status);
+    event.text = "rank " + std::to_string(failure_->rank) + " " + describe_end(*failure_);
     if (!failure_->cause.empty()) event.text += ": " + failure_->cause;
   }
   try {

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 
+#include "base/activity_board.h"
 #include "base/full_world.h"
 #include "base/held_memory.h"
 #include "base/join_board.h"
@@ -61,6 +62,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
       {"ZERORUN_JOB", job.token},
       {kListenVariable, std::nullopt},
       {kBoardVariable, std::nullopt},
+      {kActivityBoardVariable, std::nullopt},
       {kMemoryBoardVariable, std::nullopt},
       {kRunLogBoardVariable, std::nullopt},
       {kTimelineRingVariable, std::nullopt},
@@ -73,6 +75,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
   };
   if (rank == 0) ours[kListenVariable] = std::to_string(job.listening_fd);
   if (!job.board.empty()) ours[kBoardVariable] = job.board;
+  if (!job.activity_board.empty()) ours[kActivityBoardVariable] = job.activity_board;
   if (!job.memory_board.empty()) ours[kMemoryBoardVariable] = job.memory_board;
   if (rank == 0 && !job.run_log_board.empty()) ours[kRunLogBoardVariable] = job.run_log_board;
   if (!job.timeline.empty()) {

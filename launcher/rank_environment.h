@@ -25,6 +25,7 @@ struct JobEnvironment {
   std::vector<CoreBinding> bindings;     // one per rank of this host; empty: ranks are not bound
   std::string visible_devices;           // CUDA_VISIBLE_DEVICES; empty: keeps the user's variable
   std::string board;                     // ZERORUN_BOARD, for the launcher (base/join_board.h); empty: none
+  std::string activity_board;            // ZERORUN_ACTIVITY_BOARD (base/activity_board.h); empty: none
   std::string memory_board;              // ZERORUN_MEMORY_BOARD (base/memory_report.h); empty: none
   std::string run_log_board;             // ZERORUN_RUN_LOG_BOARD (base/run_log_board.h); empty: none
   std::string timeline, timeline_steps;  // ZERORUN_TIMELINE and _STEPS; empty: keeps the user's variables

@@ -31,7 +31,7 @@ bool is_repeated(const FailedAttempt& attempt, const FailedAttempt& earlier) {
 
 FailedAttempt failed_attempt(const RankFailure& failure, const std::string& name, const AttemptTimes& times) {
   return {.name = name,
-          .end = describe_end(failure.wait_status),
+          .end = describe_end(failure),
           .report = report_lines(failure, name),
           .rank = failure.rank,
           .is_mistake = was_user_mistake(failure.wait_status),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/activity_board.h"
 #include "base/timeline.h"
 #include "device/dtypes.h"
 
@@ -45,6 +46,7 @@ bool Residency::allows_lone_reads() const {
 
 void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> touched) {
   timeline::note_use();
+  activity::note_use();
   std::lock_guard lock(mutex_);
   c10::SmallVector<int, 6> passing;  // the touched buckets that come and go
   bool pinned = true;  // enclosing operators or scopes pin all of `passing`: this operator is no new use

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/activity_board.h"
 #include "base/error.h"
 #include "base/fnv1a.h"
 
@@ -228,6 +229,7 @@ class GlooMessages::Receipt : public Work {
   }
 
   void wait() override {
+    const ShownWait shown("", describe(call_, messages_->links_->ranks));
     const std::string failure = failure_of(Deadline(messages_->links_->timeout));
     over_ = true;
     if (!failure.empty()) messages_->fail(call_, failure);
@@ -292,6 +294,7 @@ void GlooMessages::send(const MessageCall& call) {
   check();
   auto& outbox = outboxes_[static_cast<size_t>(call.receiver)];
   if (!outbox) outbox = std::make_unique<Outbox>(*this);
+  const ShownWait shown("", describe(call, links_->ranks));
   const std::string failure = outbox->await_room(call.bytes(), Deadline(links_->timeout));
   if (!failure.empty()) fail(call, failure);
   outbox->add(call);

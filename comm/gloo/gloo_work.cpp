@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/activity_board.h"
 #include "base/broken_pipes.h"
 #include "base/error.h"
 #include "base/memory_report.h"
@@ -97,6 +98,7 @@ GlooWork::~GlooWork() {
 }
 
 void GlooWork::wait() {
+  const ShownWait shown(name_of(call_.kind), call_.label, call_.reason);
   const Deadline deadline(timeout_);
   {
     OrderWatch::Wait wait(*links_->order, call_, number_, [this] { stop(); });

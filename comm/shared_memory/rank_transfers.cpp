@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/activity_board.h"
 #include "base/cores.h"
 
 namespace zerorun {
@@ -17,6 +18,9 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLook(250);
 // How long two ranks must have waited for different things before this is an error.
 constexpr milliseconds kCertain(1000);
+// A sleep that ends so late was not the process's own: it was stopped, with the whole job if this rank's
+// deadline is to matter.
+constexpr milliseconds kStopped(2000);
 // How long the destructor waits for other ranks to read the input of collectives for which wait() was never
 // called.
 constexpr milliseconds kPatienceWithReaders(10'000);
@@ -62,8 +66,16 @@ void RankTransfers::leave(SharedTransfers& group) {
   }
 }
 
+std::string RankTransfers::wait(const RankWait& wait, Deadline& deadline) {
+  const bool is_message = wait.what.message.has_value();
+  ShownWait shown(is_message ? "" : name_of(wait.what.which.kind), wait.label, wait.reason);
+  std::string error = await(wait, deadline);
+  if (!error.empty()) shown.give_up();
+  return error;
+}
+
 // The state of another rank is read in parts, so a suspicion must have been the same at several looks.
-std::string RankTransfers::wait(const RankWait& wait, const Deadline& deadline) {
+std::string RankTransfers::await(const RankWait& wait, Deadline& deadline) {
   note_thread();
   std::string suspicion;
   Deadline::Clock::time_point suspected;
@@ -90,7 +102,14 @@ std::string RankTransfers::wait(const RankWait& wait, const Deadline& deadline) 
       }
       look = now + kLook;
     }
+    const auto asleep = Deadline::Clock::now();
     board().sleep(bell, spin_, std::min(kLook, deadline.remaining()));
+    const auto slept = Deadline::Clock::now() - asleep;
+    if (slept <= kStopped) continue;
+    // What was seen before is old, and the other ranks may not have gone on yet.
+    deadline.skip(slept - kLook);
+    suspicion.clear();
+    look = Deadline::Clock::now() + kLook;
   }
   board().say_waits_no_more();
   return "";

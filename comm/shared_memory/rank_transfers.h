@@ -41,8 +41,9 @@ class RankTransfers {
   /// Adds a group. Its transfers end when the last user has called leave() and every rank has read its input.
   SharedTransfers& add(std::unique_ptr<SharedTransfers> group);
   void leave(SharedTransfers& group);  // never throws
-  /// Returns an empty text when `wait`, which was not, is reached, or the error that ends it.
-  std::string wait(const RankWait& wait, const Deadline& deadline);
+  /// Returns an empty text when `wait`, which was not, is reached, or the error that ends it. Time in which
+  /// this process was stopped does not count: `deadline` moves.
+  std::string wait(const RankWait& wait, Deadline& deadline);
   /// What a rank of the host has announced; empty: none has.
   std::string announced_failure() const;
   /// What rank `rank`, a number in the job, has failed in or waits for, for the end of a message: "; rank 1
@@ -65,6 +66,7 @@ class RankTransfers {
   ArenaScratch& scratch() { return scratch_; }
 
  private:
+  std::string await(const RankWait& wait, Deadline& deadline);
   std::string disagreement_of_messages();
 
   HomeProcess home_;

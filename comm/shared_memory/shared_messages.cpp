@@ -168,7 +168,7 @@ bool SharedMessages::is_awaited(const MessageWait& theirs) const {
 std::string SharedMessages::wait_for(const MessageCall& call, const std::function<bool()>& reached) const {
   if (reached()) return "";
   const WaitForRanks wait(TimelineName::wait_for_message, in_job(call.other()));
-  const Deadline deadline(timeout_);
+  Deadline deadline(timeout_);
   const std::string words = describe(call, ranks_);
   return all_.wait({.what = {.group = group_, .which = {}, .message = wait_of(call)},
                     .label = words,

@@ -30,7 +30,7 @@ void SharedTransfers::await(Transfer& transfer, Condition done) {
 std::string SharedTransfers::wait_for(Transfer& transfer, Condition done, milliseconds timeout) {
   if (reached(transfer, done)) return "";
   const WaitForRanks wait(TimelineName::wait_for_ranks, timeline::is_on() ? first_absent(transfer) : -1);
-  const Deadline deadline(timeout);
+  Deadline deadline(timeout);
   const auto is_reached = [&] { return reached(transfer, done); };
   const auto error = [&] { return disagreement_of(transfer); };
   const auto error_of_rank = [&] { return error_of_others(transfer, done, deadline); };

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "base/activity_board.h"
 #include "base/error.h"
 #include "comm/scratch_buffers.h"
 #include "comm/two_level/relay.h"
@@ -123,11 +124,13 @@ class TwoLevelCollective : public TwoPhases {
 
 class TwoLevelWork : public Work {
  public:
-  TwoLevelWork(std::shared_ptr<Use> use, std::shared_ptr<TwoLevelCollective> collective, int rank)
-      : use_(std::move(use)), collective_(std::move(collective)), rank_(rank) {}
+  TwoLevelWork(std::shared_ptr<Use> use, std::shared_ptr<TwoLevelCollective> collective, std::string words,
+               int rank)
+      : use_(std::move(use)), collective_(std::move(collective)), words_(std::move(words)), rank_(rank) {}
 
   void wait() override {
     check_not_forked(home_, rank_, "a collective");
+    const ShownWait shown("", words_);
     use_->relay.wait(collective_);
   }
 
@@ -135,6 +138,7 @@ class TwoLevelWork : public Work {
   HomeProcess home_;
   std::shared_ptr<Use> use_;
   std::shared_ptr<TwoLevelCollective> collective_;
+  std::string words_;  // of the call
   int rank_;
 };
 
@@ -215,9 +219,10 @@ class TwoLevelCommunicator : public Communicator {
   Place place_of(int rank) const { return {rank / host().world_size(), rank % host().world_size()}; }
 
   std::unique_ptr<Work> start(CollectiveCall call) override {
+    std::string words = zerorun::describe(call);
     auto collective = std::make_shared<TwoLevelCollective>(*use_, std::move(call));
     use_->relay.add(collective);
-    return std::make_unique<TwoLevelWork>(use_, std::move(collective), rank_in_job(rank()));
+    return std::make_unique<TwoLevelWork>(use_, std::move(collective), std::move(words), rank_in_job(rank()));
   }
 
   std::unique_ptr<Work> start_message(MessageCall call) override {

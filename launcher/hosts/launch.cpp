@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <csignal>
@@ -141,6 +142,8 @@ NodeOrder make_order(const LaunchOptions& options, const JobPlacement& place,
   order.timeline_steps = options.timeline_steps;
   order.grace = options.grace;
   order.failure_grace = options.failure_grace;
+  const double hung_after = options.hung_after_seconds.value_or(options.timeout_seconds);
+  order.hung_after = std::chrono::milliseconds(std::max(1L, std::lround(hung_after * 1000)));
   order.logs = options.logs;
   order.logs.run = time_text() + "-" + random_token().substr(0, 8);  // jobs may start in the same second
   order.bind_cores = options.bind_cores_to_rank;

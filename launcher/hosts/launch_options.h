@@ -31,6 +31,7 @@ struct LaunchOptions {
   std::string device;              // --device: auto, cpu or cuda; empty if not given
   std::string comm;                // --comm: auto, shm, two-level or gloo; empty if not given
   double timeout_seconds = 600;
+  std::optional<double> hung_after_seconds;  // absent: as long as a collective may take
   std::chrono::milliseconds grace{3000};
   std::chrono::milliseconds failure_grace{1000};  // equals --grace if that is given
   LogOptions logs;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -111,6 +112,8 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
   JobPlan plan;
   plan.board = JoinBoard(job.placement.local_world_size(order.node));
   job.board = plan.board.path();
+  plan.activity = ActivityBoard(job.placement.local_world_size(order.node));
+  job.activity_board = plan.activity.path();
   plan.memory = MemoryBoard(job.placement.local_world_size(order.node));
   job.memory_board = plan.memory.path();
   plan.run_log = RunLogBoard(order.node == 0);
@@ -130,6 +133,8 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
   plan.bindings = job.bindings;
   plan.grace = order.grace;
   plan.failure_grace = order.failure_grace;
+  plan.timeout = std::chrono::milliseconds(std::llround(order.timeout_seconds * 1000));
+  plan.hung_after = order.hung_after;
   plan.first_rank = job.placement.first_rank(order.node);
   plan.world_size = static_cast<uint32_t>(job.placement.world_size());
   const int ranks = job.placement.local_world_size(order.node);

@@ -149,6 +149,7 @@ void read(const json& message, NodeOrder& order) {
   for (const auto& [name, grace] :
        {std::pair("grace", &order.grace), {"failure_grace", &order.failure_grace}})
     *grace = std::chrono::milliseconds(whole_number(message.at(name), 0, kLongestGrace.count()));
+  order.hung_after = std::chrono::milliseconds(whole_number(message.at("hung_after"), 0, INT_MAX));
   order.bind_cores = message.at("bind_cores");
   order.bind_core_list = message.at("bind_core_list");
   order.logs = log_options(message.at("logs"));
@@ -180,6 +181,7 @@ void read(const json& message, RankFailure& failure) {
              message.at(3).get<std::vector<std::string>>(), message.at(4).get<std::vector<std::string>>()};
   if (!message.at(5).is_null()) failure.steps = whole_number(message.at(5), 0, INT64_MAX);
   failure.killed_from_outside = message.at(6);
+  failure.is_hung = message.at(7);
 }
 
 }  // namespace
@@ -204,6 +206,7 @@ std::string encode(const NodeOrder& order) {
                    {"full_world_size", order.full_world_size},
                    {"grace", order.grace.count()},
                    {"failure_grace", order.failure_grace.count()},
+                   {"hung_after", order.hung_after.count()},
                    {"bind_cores", order.bind_cores},
                    {"bind_core_list", order.bind_core_list},
                    {"logs", order_json(order.logs)},
@@ -231,9 +234,9 @@ std::string encode(const StoppedRank& stopped) {
 }
 
 std::string encode(const RankFailure& failure) {
-  return to_bytes(
-      json::array({failure.rank, failure.wait_status, failure.cause, failure.last_lines, failure.memory,
-                   failure.steps ? json(*failure.steps) : json(), failure.killed_from_outside}));
+  return to_bytes(json::array({failure.rank, failure.wait_status, failure.cause, failure.last_lines,
+                               failure.memory, failure.steps ? json(*failure.steps) : json(),
+                               failure.killed_from_outside, failure.is_hung}));
 }
 
 std::string encode(const RankOutput& output) {

@@ -35,6 +35,7 @@ struct NodeOrder {
   int full_world_size = 0;               // likewise
   std::string held_memory;               // likewise; not sent to other hosts, whose ranks hold nothing
   std::chrono::milliseconds grace{0}, failure_grace{0};
+  std::chrono::milliseconds hung_after{0};  // as in JobPlan
   LogOptions logs;
   bool bind_cores = false;     // --bind_cores_to_rank
   std::string bind_core_list;  // --bind_core_list

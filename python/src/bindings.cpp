@@ -1,5 +1,8 @@
 // The extension module zerorun._core. Only the Python files of the package zerorun call it, programs do not.
 
+#include <utility>
+
+#include "base/activity_board.h"
 #include "base/program.h"
 #include "python/src/engine_binding.h"
 #include "python/src/errors.h"
@@ -18,4 +21,8 @@ PYBIND11_MODULE(_core, module) {
   zerorun::give_noted_failures_an_exit_code();
   module.def("note_failure", &zerorun::note_failure);
   module.def("survive_termination", &zerorun::survive_termination);
+  module.def("stack_file", [] {
+    const zerorun::StackFile file = zerorun::activity::stack_file();
+    return std::pair(file.signal, file.descriptor);
+  });
 }

@@ -28,6 +28,7 @@ from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
 from .recompute import recompute
 from .runtime.pipe.module import PipelineModule
+from .stacks import show_stacks
 from .state_dicts import show_parameters
 from .tensor_plan import entries_of
 from .tensor_ranks import check_first_forward, compare_dtype, mesh_with_told, verify_plan
@@ -100,6 +101,7 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
         given.attention_heads = attention_heads(whole)
         dtypes = {name: tensor.dtype for name, tensor in given.parameters}
         self._core = _core.start(given)
+        show_stacks()
         for other in _registry.living():
             if not _core.has_parameters(other._core):
                 other._leave_model()

@@ -4,13 +4,17 @@
 
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <cstdint>
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -23,6 +27,29 @@
 #include "checkpoint/verification.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+// Of all calls of pwrite() in this process, of which the code under test makes its writes to memory.
+struct MemoryWrites {
+  int64_t made = 0;
+  int64_t killed_at = -1;        // the call in which the process is killed
+  size_t bytes_before_kill = 0;  // of that call
+} memory_writes;
+
+}  // namespace
+}  // namespace zerorun::testing
+
+// Takes the place of the system library's.
+extern "C" ssize_t pwrite(int file, const void* bytes, size_t size, off_t offset) {
+  auto& writes = zerorun::testing::memory_writes;
+  const bool is_last = writes.made++ == writes.killed_at;
+  const size_t written = is_last ? std::min(size, writes.bytes_before_kill) : size;
+  const ssize_t result = ::syscall(SYS_pwrite64, file, bytes, written, offset);
+  if (is_last) ::raise(SIGKILL);
+  return result;
+}
 
 namespace zerorun::testing {
 using namespace checkpoint;
@@ -128,6 +155,41 @@ TEST_CASE("a rank that is killed while it writes a generation leaves none of it,
   CHECK(is_whole(other.get(), 6));
   hold(file.get(), 8);
   CHECK(is_whole(file.get(), 8));
+}
+
+TEST_CASE("a rank that is killed in any write to its memory leaves a whole generation or none") {
+  const UniqueFd file = memory_file(), other = memory_file();
+  const int64_t before = memory_writes.made;
+  hold(other.get(), 6);
+  const int64_t writes = memory_writes.made - before;
+  REQUIRE(writes >= 6);  // to clear the page, the file's, the text, the page, the mark
+  constexpr size_t kAll = SIZE_MAX;
+  for (int64_t call = 0; call < writes; ++call) {
+    for (const size_t bytes : {size_t{0}, size_t{3}, kAll}) {
+      CAPTURE(call, bytes);
+      hold(file.get(), 5);
+      CHECK(run_in_child([&] {
+              memory_writes = {.made = 0, .killed_at = call, .bytes_before_kill = bytes};
+              hold(file.get(), 7);
+            }) == SIGKILL);
+      bool is_refused = false;  // three bytes of a mark are none
+      std::optional<HeldGeneration> there;
+      try {
+        there = read_generation(file.get());
+      } catch (const UserError&) {
+        is_refused = true;
+      }
+      if (call == 0 && bytes == 0) {
+        CHECK(is_whole(file.get(), 5));
+      } else if (call == writes - 1 && bytes == kAll) {
+        CHECK(is_whole(file.get(), 7));
+      } else {
+        CHECK_FALSE(there.has_value());
+        CHECK((!is_refused || bytes == 3));
+      }
+      CHECK(is_whole(other.get(), 6));
+    }
+  }
 }
 
 TEST_CASE("a flipped bit in a generation is found") {

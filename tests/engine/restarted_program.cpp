@@ -3,7 +3,9 @@
 //   restarted_program FOLDER STEPS SAVE_EVERY STAGE PRECISION
 //
 // Rank R appends a line to FOLDER/rankR for each step, just before it ends: "STEP LOSS SAMPLE...", and times
-// of its attempt as "# began|read|stepped SECONDS". The last step waits until there is a file FOLDER/go.
+// of its attempt as "# began|read|stepped SECONDS". The last step waits until there is a file FOLDER/go. Where
+// there is a file FOLDER/hang.R.STEP.PLACE, rank R removes it and hangs there: in the data loader ("loader"),
+// in forward ("forward"), or between steps ("program").
 #include <fcntl.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -12,9 +14,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace {
 
@@ -80,6 +84,20 @@ void await(const fs::path& file) {
   }
 }
 
+// Hangs if a test wants so at this place.
+void hang_if_wanted(const fs::path& folder, int rank, int64_t step, const std::string& place) {
+  const std::string name = "hang." + std::to_string(rank) + "." + std::to_string(step) + "." + place;
+  if (!fs::remove(folder / name)) return;
+  append(folder / "hangs", name);
+  for (;;) std::this_thread::sleep_for(1h);
+}
+
+std::vector<int64_t> load_samples(const zerorun::DataPosition& position, const std::function<void()>& hang) {
+  const zerorun::ProgramPart part("the data loader");
+  hang();
+  return position.samples();
+}
+
 int run(const fs::path& folder, int64_t steps, int64_t save_every, const std::string& config) {
   at::set_num_threads(1);
   const auto rank = zerorun::Environment::read().rank;
@@ -99,8 +117,10 @@ int run(const fs::path& folder, int64_t steps, int64_t save_every, const std::st
     std::ostringstream line;
     line << step << std::hexfloat;
     for (int micro_step = 0; micro_step < 2; ++micro_step) {
-      const std::vector<int64_t> samples = position.samples();
+      const std::vector<int64_t> samples =
+          load_samples(position, [&] { hang_if_wanted(folder, rank, step, "loader"); });
       const at::Tensor loss = model->loss(torch::tensor(samples, torch::kLong));
+      hang_if_wanted(folder, rank, step, "forward");
       engine.backward(loss);
       line << ' ' << loss.item<float>();
       for (const int64_t sample : samples) line << ' ' << sample;
@@ -110,6 +130,7 @@ int run(const fs::path& folder, int64_t steps, int64_t save_every, const std::st
       engine.step();
       position.advance();
     }
+    hang_if_wanted(folder, rank, step, "program");
     if (is_first) append(log, "# stepped " + seconds_now());
     is_first = false;
     if (step % save_every == save_every - 1) engine.save_checkpoint(folder / "saves", "", {.keep_last = 3});

@@ -11,17 +11,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <map>
 #include <random>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/permutation.h"
-#include "tests/launcher/launched.h"
+#include "tests/engine/restarts_support.h"
 
 namespace zerorun::testing {
 namespace {
@@ -29,104 +24,9 @@ namespace {
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 
-constexpr int kRanks = 2;
-constexpr int64_t kSteps = 150;
-constexpr int64_t kData = 50, kMicroBatch = 3, kMicroSteps = 2;  // as in restarted_program.cpp
-constexpr uint64_t kSeed = 5;
-const std::string kProgram = ZERORUN_BINARY_DIR "/bin/restarted_program";
-
 int64_t number_in(const char* variable, int64_t otherwise) {
   const char* text = std::getenv(variable);
   return text != nullptr ? std::atoll(text) : otherwise;
-}
-
-std::string read_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-// How a training runs.
-struct Way {
-  std::string stage = "2", precision = "fp32";
-  int64_t save_every = 3;
-  bool holds = false;  // generations in memory
-  int64_t kills = 12;
-};
-
-Launched start(const Way& way, int64_t restarts) {
-  std::vector<std::string> options = {
-      "--num_gpus", "2", "--device", "cpu", "--max_restarts", std::to_string(restarts)};
-  if (way.holds) options.insert(options.end(), {"--hold_every", "1"});
-  return Launched({.options = options,
-                   .script = "exec " + kProgram + " $DIR " + std::to_string(kSteps) + " " +
-                             std::to_string(way.save_every) + " " + way.stage + " " + way.precision,
-                   .environment = {{"OMP_NUM_THREADS", "1"}}});
-}
-
-struct Log {
-  std::map<int64_t, std::string> steps;               // what a rank wrote of each step
-  std::map<std::string, std::vector<double>> times;   // "began", "read", "stepped", by attempt
-  std::vector<std::pair<int64_t, int64_t>> attempts;  // first and last step of each
-};
-
-// CHECKs that a step that was done again was the same to the bit, and that attempts leave no gap.
-Log read_log(const fs::path& file) {
-  Log log;
-  std::ifstream stream(file);
-  for (std::string line; std::getline(stream, line);) {
-    std::istringstream words(line);
-    if (line.starts_with("#")) {
-      std::string hash, what;
-      double seconds = 0;
-      words >> hash >> what >> seconds;
-      log.times[what].push_back(seconds);
-      if (what == "read") log.attempts.emplace_back(-1, -1);
-      continue;
-    }
-    int64_t step = -1;
-    words >> step;
-    auto& [first, last] = log.attempts.back();
-    const int64_t expected =
-        first < 0 ? std::min<int64_t>(step, static_cast<int64_t>(log.steps.size())) : last + 1;
-    CHECK(step == expected);
-    if (first < 0) first = step;
-    last = step;
-    const auto [there, is_new] = log.steps.emplace(step, line);
-    CHECK(there->second == line);
-  }
-  return log;
-}
-
-// The samples of all ranks in the order in which an optimizer step takes them.
-std::vector<int64_t> samples_of(const std::vector<Log>& logs) {
-  std::vector<int64_t> all;
-  for (int64_t step = 0; step < kSteps; ++step) {
-    std::vector<std::vector<std::string>> words;
-    for (const Log& log : logs) {
-      std::istringstream stream(log.steps.at(step));
-      words.emplace_back(std::istream_iterator<std::string>(stream), std::istream_iterator<std::string>());
-    }
-    for (int64_t micro_step = 0; micro_step < kMicroSteps; ++micro_step) {
-      for (const auto& of_rank : words) {
-        for (int64_t place = 0; place < kMicroBatch; ++place)
-          all.push_back(
-              std::stoll(of_rank.at(static_cast<size_t>(2 + micro_step * (kMicroBatch + 1) + place))));
-      }
-    }
-  }
-  return all;
-}
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-// Waits until this attempt has done a step, or a little if it does not.
-void await_steps(const Launched& job) {
-  const auto count = [&] { return read_log(job.folder() + "/rank0").times["stepped"].size(); };
-  const size_t before = count();
-  for (int wait = 0; wait < 500 && count() == before; ++wait)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
 }
 
 // What the launcher says after these words in the lines about restarts, in seconds, on average.
@@ -151,38 +51,14 @@ double mean_until(const std::vector<double>& times, const std::vector<double>& l
   return sum / found;
 }
 
-std::vector<pid_t> ranks_of(const Launched& job) {
-  std::vector<pid_t> ranks;
-  for (const Process& process : job.processes()) {
-    if (process.name == "restarted_progr") ranks.push_back(process.pid);  // the system cuts names
-  }
-  return ranks;
-}
-
-// A training that nobody disturbs.
-struct Calm {
-  std::vector<Log> logs;
-  std::string end;
-};
-
-Calm run_calmly(const Way& way) {
-  Launched job = start(way, 0);
-  job.create_file("go");
-  const Result result = job.finish(120);
-  INFO(result.err);
-  REQUIRE(result.exit_code == 0);
-  Calm calm{.logs = {}, .end = read_file(job.folder() + "/end.safetensors")};
-  for (int rank = 0; rank < kRanks; ++rank)
-    calm.logs.push_back(read_log(job.folder() + "/rank" + std::to_string(rank)));
-  return calm;
-}
-
 // Waits until ranks do nothing any more because the last step waits for the test.
 void await_last_step(const Launched& job) {
-  const auto steps = [&] { return read_log(job.folder() + "/rank0").steps.size(); };
-  for (int wait = 0; wait < 1000 && steps() < kSteps - 1; ++wait)
+  const auto left = [&] {
+    return Way().steps - 1 - static_cast<int64_t>(read_log(job.folder() + "/rank0").steps.size());
+  };
+  for (int wait = 0; wait < 1000 && left() > 0; ++wait)
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  REQUIRE(steps() == kSteps - 1);
+  REQUIRE(left() == 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(500));  // the step that was logged ends
 }
 
@@ -197,38 +73,6 @@ double kill_one(Launched& job, std::mt19937_64& random) {
   const double now = seconds_now();
   ::kill(ranks[random() % ranks.size()], SIGKILL);
   return now;
-}
-
-// CHECKs that losses, samples and final weights are those of the calm training. Returns the logs.
-std::vector<Log> check_same(const Launched& job, const Calm& calm) {
-  std::vector<Log> logs;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    logs.push_back(read_log(job.folder() + "/rank" + std::to_string(rank)));
-    CHECK(logs.back().steps == calm.logs[static_cast<size_t>(rank)].steps);
-    REQUIRE(logs.back().steps.size() == kSteps);
-  }
-  const std::string end = read_file(job.folder() + "/end.safetensors");
-  CHECK(end.size() > 1000);
-  CHECK(end == calm.end);
-  const std::vector<int64_t> samples = samples_of(logs);
-  REQUIRE(static_cast<int64_t>(samples.size()) == kSteps * kRanks * kMicroSteps * kMicroBatch);
-  for (int64_t number = 0; number < static_cast<int64_t>(samples.size()); ++number)
-    REQUIRE(samples[static_cast<size_t>(number)] == shuffled_sample(number, kData, kSeed));
-  return logs;
-}
-
-// CHECKs that at most one step that had ended was done again after each kill, unless a save was under way. A
-// step is logged before it ends, and the next one may have been logged when a rank had not held it yet.
-void check_repeats(const std::vector<Log>& logs, int64_t save_every) {
-  for (const Log& log : logs) {
-    int64_t before = -1;
-    for (const auto& [first, last] : log.attempts) {
-      if (first < 0) continue;
-      const bool saved = first <= before && before / save_every > (first - 1) / save_every;
-      CHECK((before - first <= 1 || saved));
-      before = last;
-    }
-  }
 }
 
 // Returns what the launcher wrote.
@@ -253,7 +97,7 @@ std::string run_and_kill(const Way& way, const Calm& calm, uint64_t seed) {
   REQUIRE(result.exit_code == 0);
   job.wait_until_nothing_is_left();
   CHECK_THAT(result.err, Contains("restart ") && !Contains("damaged"));
-  std::vector<Log> logs = check_same(job, calm);
+  std::vector<Log> logs = check_same(job, way, calm);
   if (way.holds) check_repeats(logs, way.save_every);
 
   auto& times = logs[0].times;
@@ -285,7 +129,7 @@ void flip_held_bit(pid_t launcher, int slot) {
       files.push_back(std::stoi(entry.path().filename().string()));
   }
   std::ranges::sort(files);
-  REQUIRE(files.size() == 2 * kRanks);
+  REQUIRE(files.size() == 2 * kRestartedRanks);
   const std::string path = folder + "/" + std::to_string(files[static_cast<size_t>(slot)]);
   const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   REQUIRE(file >= 0);
@@ -327,7 +171,7 @@ TEST_CASE("Damage to what is held in memory is found, and a checkpoint restored"
     Launched job = start(way, 1);
     await_last_step(job);
     const std::vector<pid_t> ranks = ranks_of(job);
-    REQUIRE(ranks.size() == kRanks);
+    REQUIRE(ranks.size() == kRestartedRanks);
     // Which one is the newest is not known.
     for (int slot = 0; slot < flipped; ++slot) flip_held_bit(job.pid(), slot);
     ::kill(ranks[1], SIGKILL);
@@ -336,7 +180,7 @@ TEST_CASE("Damage to what is held in memory is found, and a checkpoint restored"
     const Result result = job.finish(120);
     INFO(result.err);
     REQUIRE(result.exit_code == 0);
-    check_same(job, calm);
+    check_same(job, way, calm);
     if (flipped == 1) {
       CHECK_THAT(result.err, Contains(" from memory"));
     } else {

@@ -251,6 +251,10 @@ TEST_CASE("torchrun's and DeepSpeed's lines for one host are read as they mean i
   CHECK((fewer.min_nodes == 2 && fewer.host_wait_seconds == 0));
   CHECK_THAT(mistake({"--min_nodes=1", "p"}), Contains("--max_restarts"));
   CHECK_THAT(mistake({"--max_restarts=3", "--host_wait=5", "p"}), Contains("--min_nodes"));
+  CHECK_FALSE(options({"p"}).hung_after_seconds);
+  CHECK(options({"--hung_after=2.5", "p"}).hung_after_seconds == 2.5);
+  CHECK(options({"--hung-after", "3", "p"}).hung_after_seconds == 3);
+  CHECK_THAT(mistake({"--hung_after=0", "p"}), Contains("--hung_after") && Contains("found '0'"));
   CHECK_THAT(mistake({"--nnodes=2", "--local_addr=a", "p"}), Contains("--local_addr"));
   CHECK_THAT(mistake({"--nproc_per_node=all", "p"}), Contains("gpu, cpu or auto; found 'all'"));
   for (const char* option :

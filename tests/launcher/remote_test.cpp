@@ -196,6 +196,7 @@ TEST_CASE("an order with any bytes is the same after it was encoded and decoded"
   order.timeline_steps = "1:2";
   order.grace = std::chrono::milliseconds(7);
   order.failure_grace = std::chrono::milliseconds(8);
+  order.hung_after = std::chrono::milliseconds(9);
   order.bind_cores = true;
   order.bind_core_list = "0-3";
   order.logs.one_file_folder = "one";
@@ -217,6 +218,8 @@ TEST_CASE("an order with any bytes is the same after it was encoded and decoded"
   failure.steps = int64_t{1} << 40;
   failure.killed_from_outside = true;
   CHECK(decode<RankFailure>(encode(failure)) == failure);
+  const RankFailure hung{.rank = 3, .wait_status = 256, .cause = "cause", .last_lines = {}, .is_hung = true};
+  CHECK(decode<RankFailure>(encode(hung)) == hung);
   const AgentHello hello{"0.1.0", -1, "b", "a: 2"};
   CHECK(decode<AgentHello>(encode(hello)) == hello);
   const auto output =
