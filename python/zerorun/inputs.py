@@ -114,6 +114,27 @@ def read_config(config):
     return text, name
 
 
+def names_optimizer(text):
+    """Whether the config has an optimizer. The engine checks the text later."""
+    config = _parsed(text)
+    return isinstance(config, dict) and config.get("optimizer") is not None
+
+
+def without_optimizer(text):
+    """The config of a program that passes an optimizer, which overrides the config's, as in DeepSpeed."""
+    if not names_optimizer(text):
+        return text
+    log.warning("initialize(): the program passes an optimizer, so the config's \"optimizer\" has no effect")
+    return json.dumps({key: value for key, value in _parsed(text).items() if key != "optimizer"})
+
+
+def _parsed(text):
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def refuse_lone_ranks(world_size):
     """Raises UserError where Accelerate takes each rank for the only one, as on CPUs if it is not told the backend: each rank
     would then train on all of the data. Nothing but Accelerate's own state shows this."""

@@ -2,6 +2,7 @@
 reads the checkpoint; save_checkpoint() leaves a script beside its checkpoints that calls main()."""
 
 import argparse
+import copy
 import json
 import logging
 import math
@@ -74,13 +75,28 @@ def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output_dir, max_s
 
 
 def load_state_dict_from_zero_checkpoint(model, checkpoint_dir, tag=None):
-    """Loads the checkpoint's fp32 weights into a model that no engine has. Returns the model, on the CPU. Raises UserError."""
-    if engine_of(list(model.parameters())) is not None:
-        raise UserError("load_state_dict_from_zero_checkpoint(): the model belongs to an engine: pass a new model, or call "
-                        "engine.load_checkpoint()")
+    """Loads the checkpoint's weights into the model, whose dtypes stay, and returns it, on the CPU. A model of an engine stays the
+    engine's: the result is then a plain copy, which this rank makes alone. Raises UserError."""
+    engine = engine_of(list(model.parameters()))
+    state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
+    if engine is not None:
+        lacking = [name for name, _ in model.named_parameters() if name not in state]
+        if lacking:
+            raise UserError(f"load_state_dict_from_zero_checkpoint(): the checkpoint lacks {lacking[0]}, and the model belongs to an "
+                            "engine: pass a new model that has all values, or call engine.load_checkpoint()")
+        model = _copy_without_values(model, engine)
     model = model.cpu()
-    model.load_state_dict(get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag), strict=False)
+    model.load_state_dict(state, strict=False)
     return model
+
+
+def _copy_without_values(model, engine):
+    """Values of the engine's parameters may be with other ranks."""
+    memo = {}
+    for parameter in model.parameters():
+        shape = engine._whole_shapes.get(id(parameter), parameter.shape)
+        memo[id(parameter)] = torch.nn.Parameter(torch.empty(shape, dtype=parameter.dtype), requires_grad=parameter.requires_grad)
+    return copy.deepcopy(model, memo)
 
 
 def get_optim_files(checkpoint_dir):
@@ -126,9 +142,14 @@ def main(arguments=None):
     convert_zero_checkpoint_to_fp32_state_dict(**given)
 
 
-def _export(checkpoint_dir, folder, tag, max_shard_size):
+def command_of_package():
+    """The program `zerorun` that was installed with this package."""
     beside = os.path.join(sysconfig.get_path("scripts"), "zerorun")
-    command = [beside if os.path.exists(beside) else shutil.which("zerorun") or "zerorun", "checkpoint", "export"]
+    return beside if os.path.exists(beside) else shutil.which("zerorun") or "zerorun"
+
+
+def _export(checkpoint_dir, folder, tag, max_shard_size):
+    command = [command_of_package(), "checkpoint", "export"]
     if tag is not None:
         command += ["--tag", str(tag)]
     command += ["--max-shard-size", str(max_shard_size), os.fspath(checkpoint_dir), os.fspath(folder)]
