@@ -158,8 +158,13 @@ def refuse_models(model):
         raise UserError("initialize(): the model is wrapped by torch.compile(): pass the module itself, and then call "
                         "engine.compile()")
     for name, module in model.named_modules():
+        where = f"module {name}" if name else "the model"
+        places = vars(module).get("hf_device_map")
+        if isinstance(places, dict) and len(set(map(str, places.values()))) > 1:
+            raise UserError(f"initialize(): {where} is spread over the devices {', '.join(sorted(set(map(str, places.values()))))} by its "
+                            "device_map: load it without device_map; the engine moves the model to this rank's device, and stage 3 "
+                            "partitions it")
         if isinstance(module, torch.jit.ScriptModule):
-            where = f"module {name}" if name else "the model"
             raise UserError(f"initialize(): {where} is a {type(module).__name__} of torch.jit, which calls no hooks of modules and "
                             "reads parameters in its own way: pass the module from which it was made")
     for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):

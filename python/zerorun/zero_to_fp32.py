@@ -1,5 +1,5 @@
 """deepspeed.utils.zero_to_fp32: the weights of a checkpoint in fp32, as a state_dict or as files. `zerorun checkpoint export`
-reads the checkpoint; save_checkpoint() leaves a script beside its checkpoints that calls main()."""
+reads the checkpoint; save_checkpoint() leaves lone_zero_to_fp32.py beside its checkpoints, which calls main()."""
 
 import argparse
 import copy
@@ -21,12 +21,6 @@ from .errors import not_supported
 
 log = logging.getLogger("zerorun")
 
-_SCRIPT = '''"""python zero_to_fp32.py CHECKPOINTS OUT: writes the fp32 weights of the last checkpoint here (--help has more)."""
-
-from zerorun.zero_to_fp32 import main
-
-main()
-'''
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
            "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
            "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
@@ -123,7 +117,7 @@ def leave_script(save_dir):
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_SCRIPT)
+            shutil.copyfile(pathlib.Path(__file__).with_name("lone_zero_to_fp32.py"), path)
     except OSError as error:
         log.warning("cannot write the script %s beside the checkpoint: %s", path, error.strerror)
 
