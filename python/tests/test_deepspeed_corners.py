@@ -1,10 +1,12 @@
 """What programs and tests for DeepSpeed ask besides training: op builders, leaf modules by name, scaling, momentum of a schedule."""
 
+import copy
+
 import pytest
 import torch
 import zerorun
 from zerorun import accelerator, utils
-from zerorun.as_deepspeed import configs, op_builder
+from zerorun.as_deepspeed import configs, op_builder, sections
 
 
 def make(stage=1, **more):
@@ -79,6 +81,71 @@ def test_parameters_that_stay_are_those_of_both_limits():
         "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
         "zero_optimization": {"stage": 3, "stage3_model_persistence_threshold": 20}})[0]
     assert [parameter.ds_persist for parameter in engine.module.parameters()] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_parameters_without_a_group_are_frozen(stage, caplog):
+    """With an optimizer of the program: groups of the first layer only. They train as under torch, where nothing trains the others."""
+    config = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "zero_optimization": {"stage": stage}}
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    plain = copy.deepcopy(model)
+    theirs = torch.optim.SGD(plain[0].parameters(), lr=0.1)
+    groups = [{"params": []}, {"params": list(model[0].parameters())}]
+    with pytest.raises(zerorun.UserError, match="gradient_cliping"):
+        zerorun.initialize(model=model, optimizer=torch.optim.SGD(groups, lr=0.1), config={**config, "gradient_cliping": 1})
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    with caplog.at_level("WARNING", logger="zerorun"):
+        engine = zerorun.initialize(model=model, optimizer=torch.optim.SGD(groups, lr=0.1), config=config)[0]
+    assert "no parameter group has 1.weight, 1.bias" in caplog.text
+    for _ in range(3):
+        engine.backward(engine(torch.ones(1, 4)).sum())
+        engine.step()
+        plain(torch.ones(1, 4)).sum().backward()
+        theirs.step()
+        theirs.zero_grad()
+    for ours, expected in zip(model.parameters(), plain.parameters()):
+        assert torch.allclose(ours.detach().clone(), expected.detach(), rtol=1e-6)
+    assert [parameter.requires_grad for parameter in model.parameters()] == [True, True, False, False]
+    engine.destroy()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_programs_optimizer_overrides_the_configs(caplog):
+    model = torch.nn.Linear(4, 4)
+    before = model.weight.detach().clone()
+    with caplog.at_level("WARNING", logger="zerorun"):
+        engine, optimizer, _, _ = zerorun.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), config={
+            "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "optimizer": {"type": "Adam", "params": {"lr": 7}}})
+    assert "has no effect" in caplog.text and optimizer.param_groups[0]["lr"] == 0.5
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    engine.step()
+    assert torch.allclose(model.weight.detach(), before - 0.5)
+
+
+def test_the_program_owns_the_boundary():
+    engine = make(managed_gradient_accumulation=False)[0]
+    with pytest.raises(AssertionError, match="set_gradient_accumulation_boundary.. with .managed_gradient_accumulation") as error:
+        engine.set_gradient_accumulation_boundary(True)
+    assert isinstance(error.value, zerorun.UserError)
+
+
+def test_classes_for_sections_of_a_config():
+    """They have the values of a section's keys, by old names too, and the defaults that the engine's own settings have."""
+    section = sections.DeepSpeedZeroConfig(stage=3, cpu_offload=True, stage3_prefetch_bucket_size=7, offload_param=None,
+                                           leaf_module={"classes": "Block", "names": ["a", "a"]})
+    assert (section.stage, section.prefetch_bucket_size, section.overlap_comm, section.offload_param) == (3, 7, True, None)
+    assert isinstance(section.offload_optimizer, sections.DeepSpeedZeroOffloadOptimizerConfig)
+    assert section.offload_optimizer.device == "cpu" and not section.offload_optimizer.pipeline
+    leaves = section.leaf_module
+    assert (leaves.classes, leaves.names, leaves.name_suffixes) == (["Block"], ["a"], [])
+    plain = sections.DeepSpeedZeroConfig(stage3_gather_fp16_weights_on_model_save=True)
+    assert (plain.stage, plain.overlap_comm, plain.gather_16bit_weights_on_model_save) == (0, False, True)
+    assert plain.leaf_module.classes == utils.SPARSE_BLOCKS
+    settings = make()[0].resolved_config
+    for name in ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size", "zero_hpz_partition_size"):
+        assert f'"{name}": {getattr(plain, name)},' in settings
+    with pytest.raises(ValueError, match="zero_optimization.offload_param has no key 'devise'"):
+        sections.DeepSpeedZeroOffloadParamConfig(devise="cpu")
 
 
 def test_devices_on_cpus(monkeypatch):

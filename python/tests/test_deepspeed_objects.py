@@ -2,6 +2,7 @@
 
 import io
 import logging
+import runpy
 import subprocess
 import sys
 
@@ -11,10 +12,10 @@ from launch import environment, run_several
 from small import config
 
 import zerorun
-from zerorun import as_deepspeed, zero_to_fp32
+from zerorun import as_deepspeed, lone_zero_to_fp32, zero_to_fp32
 
 
-def test_objects(tmp_path):
+def test_objects(tmp_path, monkeypatch):
     """At stages 0, 2 and 3. Then what the script beside the checkpoint of stage 3 writes."""
     folders = {stage: tmp_path / str(stage) for stage in (0, 2, 3)}
     output = run_several([("deepspeed_objects.py", folder, stage) for stage, folder in folders.items()], kind="zerorun as deepspeed")
@@ -35,6 +36,40 @@ def test_objects(tmp_path):
     assert written[-1] == "pytorch_model.bin.index.json" and len(written) > 2 and is_whole(tmp_path / "sharded")
     zero_to_fp32.main([str(folders[3]), str(tmp_path / "safe"), "--safe_serialization"])
     assert (tmp_path / "safe" / "model.safetensors").exists()
+    monkeypatch.setitem(sys.modules, "zerorun.zero_to_fp32", None)  # as if the package were not installed
+    monkeypatch.setattr(sys, "argv", [script, str(folders[3]), str(tmp_path / "alone")])
+    runpy.run_path(script, run_name="__main__")
+    assert is_whole(tmp_path / "alone")
+    next(folders[3].glob("global_step*/bucket-*")).unlink()
+    with pytest.raises(SystemExit, match="no file: the checkpoint is not whole"):
+        runpy.run_path(script, run_name="__main__")
+
+
+def test_a_checkpoint_is_read_without_the_package(tmp_path):
+    """Tied, transposed and frozen parameters, and buffers, as the package reads them."""
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = torch.nn.Embedding(9, 7), torch.nn.Linear(7, 9, bias=False)
+            self.head.weight = self.words.weight
+            self.transposed = torch.nn.Parameter(torch.randn(4, 7).t())
+            self.fixed = torch.nn.Linear(3, 3).requires_grad_(False)
+            self.register_buffer("table", torch.arange(3))
+
+        def forward(self, tokens):
+            return (self.head(self.words(tokens)) @ self.head.weight @ self.transposed).sum()
+
+    for stage, bf16 in ((0, True), (3, True), (3, False)):
+        folder = tmp_path / f"{stage}{bf16}"
+        engine = zerorun.initialize(model=Net(), config={**config(stage), "bf16": {"enabled": bf16}})[0]
+        engine.backward(engine(torch.arange(9)))
+        engine.step()
+        engine.save_checkpoint(folder)
+        for fixed_too in (True, False):
+            found = lone_zero_to_fp32.read_checkpoint(folder, exclude_frozen_parameters=not fixed_too)
+            expected = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, exclude_frozen_parameters=not fixed_too)
+            assert found.keys() == expected.keys() and ("fixed.weight" in found) == fixed_too and "head.weight" in found
+            assert all(torch.equal(value, expected[name]) and value.dtype == expected[name].dtype for name, value in found.items())
 
 
 @pytest.mark.parametrize("optimizer", ["DeepSpeedCPUAdagrad", "DeepSpeedCPULion", "FusedLion", "FusedLamb"])

@@ -55,6 +55,14 @@ def test_models():
     refused("share memory", lambda: initialize(shared))
 
 
+def test_a_model_on_two_devices(tmp_path):
+    """As from_pretrained(device_map=...) spreads it."""
+    accelerate = pytest.importorskip("accelerate")
+    model = accelerate.dispatch_model(net(), {"0": "cpu", "1": "cpu", "2": "disk"}, main_device="cpu", offload_dir=tmp_path)
+    refused("the model is spread over the devices cpu, disk by its device_map: load it without", lambda: initialize(model))
+    refused("module 0 is spread over the devices", lambda: initialize(torch.nn.Sequential(model)))
+
+
 def test_modules_of_torch_jit():
     for module in (torch.jit.script(net()), torch.jit.trace(net(), torch.ones(1, 6))):
         refused("the model is a .* of torch.jit.*pass the module from which it was made", lambda: initialize(module))
@@ -126,7 +134,7 @@ def test_optimizers():
     none = {"train_micro_batch_size_per_gpu": 1}
     model = net()
     refused("LBFGS", lambda: initialize(model, none, optimizer=torch.optim.LBFGS(model.parameters())))
-    refused("both the config", lambda: initialize(model, optimizer=torch.optim.SGD(model.parameters())))
+    refused("nothing to train|no parameter group", lambda: zerorun.initialize(model=model, config=config(), model_parameters=[]))
     stepped = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 6)).sum().backward()
     stepped.step()

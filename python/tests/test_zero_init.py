@@ -117,6 +117,21 @@ def test_a_copy_of_a_model():
     assert torch.equal(reference(torch.ones(2, 6)), expected) and not torch.equal(loss_of(engine), expected.pow(2).mean())
 
 
+def test_initialize_in_a_scope():
+    """The scopes go on behind it."""
+    with zerorun.zero.Init():
+        model = net()
+        with zerorun.zero.Init():
+            engine = zerorun.initialize(model=model, config=config(3))[0]
+            inner = torch.nn.Linear(2, 2)
+        outer = torch.nn.Linear(2, 2)
+        with pytest.raises(zerorun.UserError, match="no config"):
+            zerorun.initialize(model=outer)
+        last = torch.nn.Linear(2, 2)
+    assert [zerorun._core.is_deferred(layer.weight) for layer in (inner, outer, last, torch.nn.Linear(2, 2))] == [True, True, True, False]
+    step(engine)
+
+
 def test_a_scope_inside_itself():
     scope = zerorun.zero.Init()
     with scope:

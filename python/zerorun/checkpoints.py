@@ -4,8 +4,8 @@ import logging
 import os
 
 from . import client_state as states, zero_to_fp32
-from ._core import CommError, Error
-from .errors import BadArgument, not_supported
+from ._core import CommError, Error, UserError
+from .errors import BadArgument, FailedAssertion, not_supported
 from .inputs import path_for_core, shown, tag_for_core
 from .module_notes import log_left_out
 
@@ -14,6 +14,10 @@ log = logging.getLogger("zerorun")
 # In a checkpoint's client state: the state of the program's scheduler, the numbers of its optimizer if that runs itself, and the
 # samples so far if they are not those of all optimizer steps.
 _SCHEDULE_KEY, _OPTIMIZER_KEY, _SAMPLES_KEY = "_lr_scheduler", "_zerorun_optimizer", "_zerorun_samples"
+
+
+# How the engine's error begins if ranks save under different tags, where DeepSpeed raises AssertionError.
+_DIFFERENT = "ranks save different checkpoints"
 
 
 class Checkpoints:
@@ -39,8 +43,11 @@ class Checkpoints:
             self._core.refuse_on_all_ranks(reason.encode(errors="backslashreplace"))
         except Error as refusal:
             raise (BadArgument(str(refusal)) if isinstance(failure, BadArgument) else refusal) from failure
-        self._core.save_checkpoint(folder, folder_tag, text, tensors, save_latest, exclude_frozen_parameters, keep_last,
-                                   asynchronous)
+        try:
+            self._core.save_checkpoint(folder, folder_tag, text, tensors, save_latest, exclude_frozen_parameters, keep_last,
+                                       asynchronous)
+        except UserError as refusal:
+            raise (FailedAssertion(str(refusal)) if str(refusal).startswith(_DIFFERENT) else refusal) from None
         if self._core.rank() == 0:
             zero_to_fp32.leave_script(save_dir)
         return True

@@ -9,7 +9,7 @@ import weakref
 
 import torch
 
-from . import _core, _registry, collector, data, groups as groups_of_ranks
+from . import _core, _registry, collector, data, groups as groups_of_ranks, left_out
 from ._core import UserError
 from .checkpoints import Checkpoints
 from .comm import get_world_size, init_distributed, take_over_launcher
@@ -17,7 +17,7 @@ from .errors import FailedAssertion, not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
-from .inputs import buffers_of, given_config, read_config, refuse_lone_ranks, refuse_models
+from .inputs import buffers_of, given_config, names_optimizer, read_config, refuse_lone_ranks, refuse_models, without_optimizer
 from .mesh import mesh_of
 from .model_facts import attention_heads, fp32_buffers
 from .model_watch import ModelWatch
@@ -34,6 +34,7 @@ from .tensor_plan import entries_of
 from .tensor_ranks import check_first_forward, compare_dtype, mesh_with_told, verify_plan
 from .utils import mark_leaf_modules
 from .weights import Weights
+from .zero import outside_of_init
 
 log = logging.getLogger("zerorun")
 
@@ -59,8 +60,9 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     refuse_lone_ranks(get_world_size())
     config = given_config(args, config if config is not None else config_params)
     text, origin = read_config(config)
-    engine = _class_for(model)(model, text, origin, config=config, optimizer=optimizer, model_parameters=model_parameters,
-                               lr_scheduler=lr_scheduler, arguments=arguments, mesh=sizes, tensor_plan=tensor_plan)
+    with outside_of_init():
+        engine = _class_for(model)(model, text, origin, config=config, optimizer=optimizer, model_parameters=model_parameters,
+                                   lr_scheduler=lr_scheduler, arguments=arguments, mesh=sizes, tensor_plan=tensor_plan)
     loader = engine.take_training_data(training_data, collate_fn) if training_data is not None else None
     return engine, engine.optimizer, loader, engine.lr_scheduler
 
@@ -77,6 +79,7 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
     def __init__(self, model, config_text, origin, config=None, optimizer=None, model_parameters=None, lr_scheduler=None,
                  arguments=None, mesh=None, tensor_plan=None):
         super().__init__()
+        config_text = config_text if optimizer is None else without_optimizer(config_text)
         if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
             chosen = model_parameters if model_parameters is not None else model.parameters()
             optimizer = optimizer([p for p in chosen] if not isinstance(chosen, list) else chosen)
@@ -100,7 +103,9 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
         given.fp32_buffers, given.fp32_buffers_under_fp16 = fp32_buffers(whole)
         given.attention_heads = attention_heads(whole)
         dtypes = {name: tensor.dtype for name, tensor in given.parameters}
-        self._core = _core.start(given)
+        trains = optimizer is not None or names_optimizer(config_text)
+        with left_out.frozen(given.parameters if trains and whole is model else [], given.groups):
+            self._core = _core.start(given)
         show_stacks()
         for other in _registry.living():
             if not _core.has_parameters(other._core):
@@ -300,6 +305,9 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
             scope.exit()
 
     def set_gradient_accumulation_boundary(self, is_boundary):
+        if not self.managed_gradient_accumulation():
+            raise FailedAssertion("set_gradient_accumulation_boundary() with \"managed_gradient_accumulation\": false, with which "
+                                  "every step() updates")
         self._core.set_boundary(is_boundary)
 
     def is_gradient_accumulation_boundary(self):
@@ -363,6 +371,7 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
         self._raw_readers.close_left_open()
         self._hooks.remove()
         self._stop_recomputing()
+        left_out.release(self.module.parameters())
         if self._client_watch is not None:
             self._client_watch.end()
             self._client_watch = None

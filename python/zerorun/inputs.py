@@ -114,6 +114,27 @@ def read_config(config):
     return text, name
 
 
+def names_optimizer(text):
+    """Whether the config has an optimizer. The engine checks the text later."""
+    config = _parsed(text)
+    return isinstance(config, dict) and config.get("optimizer") is not None
+
+
+def without_optimizer(text):
+    """The config of a program that passes an optimizer, which overrides the config's, as in DeepSpeed."""
+    if not names_optimizer(text):
+        return text
+    log.warning("initialize(): the program passes an optimizer, so the config's \"optimizer\" has no effect")
+    return json.dumps({key: value for key, value in _parsed(text).items() if key != "optimizer"})
+
+
+def _parsed(text):
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def refuse_lone_ranks(world_size):
     """Raises UserError where Accelerate takes each rank for the only one, as on CPUs if it is not told the backend: each rank
     would then train on all of the data. Nothing but Accelerate's own state shows this."""
@@ -137,8 +158,13 @@ def refuse_models(model):
         raise UserError("initialize(): the model is wrapped by torch.compile(): pass the module itself, and then call "
                         "engine.compile()")
     for name, module in model.named_modules():
+        where = f"module {name}" if name else "the model"
+        places = vars(module).get("hf_device_map")
+        if isinstance(places, dict) and len(set(map(str, places.values()))) > 1:
+            raise UserError(f"initialize(): {where} is spread over the devices {', '.join(sorted(set(map(str, places.values()))))} by its "
+                            "device_map: load it without device_map; the engine moves the model to this rank's device, and stage 3 "
+                            "partitions it")
         if isinstance(module, torch.jit.ScriptModule):
-            where = f"module {name}" if name else "the model"
             raise UserError(f"initialize(): {where} is a {type(module).__name__} of torch.jit, which calls no hooks of modules and "
                             "reads parameters in its own way: pass the module from which it was made")
     for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):

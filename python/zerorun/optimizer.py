@@ -7,6 +7,7 @@ import torch
 from torch.optim import optimizer as _all_optimizers
 
 from ._core import ParameterGroup, UserError
+from .errors import FailedAssertion
 from .ops.held import HeldOptimizer
 from .runtime.lr_schedules import starting_momentum
 
@@ -60,8 +61,8 @@ def _rule_of(optimizer):
     rule = _find_rule(optimizer)
     if rule is not None:
         return rule
-    raise UserError(f"optimizer {type(optimizer).__module__}.{type(optimizer).__qualname__} may look at whole parameters, "
-                    f"which are spread over ranks: {_EXPECTED}")
+    raise FailedAssertion(f"optimizer {type(optimizer).__module__}.{type(optimizer).__qualname__} may look at whole parameters, "
+                          f"which are spread over ranks: {_EXPECTED}")
 
 
 def _updates_as(kind, known):

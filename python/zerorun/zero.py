@@ -1,6 +1,7 @@
 """zerorun.zero, like deepspeed.zero: models that are too large for one rank, and scopes with whole parameters."""
 
 import contextlib
+import threading
 
 import torch
 
@@ -9,6 +10,9 @@ from ._registry import divide
 from .comm import init_distributed
 from .partitioned import note_values_made
 from .raw_access import gather_arguments  # noqa: F401
+
+
+_open = threading.local()  # .scopes: of this thread, the outermost first
 
 
 class Init:
@@ -31,12 +35,33 @@ class Init:
     def __enter__(self):
         if self._scope:
             self._scope.enter()
+            _scopes().append(self._scope)
         return self
 
     def __exit__(self, kind, error, trace):
         if self._scope:
+            _scopes().pop()
             self._scope.exit()
         return False
+
+
+def _scopes():
+    if not hasattr(_open, "scopes"):
+        _open.scopes = []
+    return _open.scopes
+
+
+@contextlib.contextmanager
+def outside_of_init():
+    """The scopes of Init that are open are closed in this scope, and opened again behind it: initialize() may be called in them."""
+    scopes = list(_scopes())
+    for scope in reversed(scopes):
+        scope.exit()
+    try:
+        yield
+    finally:
+        for scope in scopes:
+            scope.enter()
 
 
 class GatheredParameters(_core.ScopeStack):

@@ -1,7 +1,8 @@
 """deepspeed.utils.zero_to_fp32: the weights of a checkpoint in fp32, as a state_dict or as files. `zerorun checkpoint export`
-reads the checkpoint; save_checkpoint() leaves a script beside its checkpoints that calls main()."""
+reads the checkpoint; save_checkpoint() leaves lone_zero_to_fp32.py beside its checkpoints, which calls main()."""
 
 import argparse
+import copy
 import json
 import logging
 import math
@@ -20,12 +21,6 @@ from .errors import not_supported
 
 log = logging.getLogger("zerorun")
 
-_SCRIPT = '''"""python zero_to_fp32.py CHECKPOINTS OUT: writes the fp32 weights of the last checkpoint here (--help has more)."""
-
-from zerorun.zero_to_fp32 import main
-
-main()
-'''
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
            "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
            "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
@@ -74,13 +69,28 @@ def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output_dir, max_s
 
 
 def load_state_dict_from_zero_checkpoint(model, checkpoint_dir, tag=None):
-    """Loads the checkpoint's fp32 weights into a model that no engine has. Returns the model, on the CPU. Raises UserError."""
-    if engine_of(list(model.parameters())) is not None:
-        raise UserError("load_state_dict_from_zero_checkpoint(): the model belongs to an engine: pass a new model, or call "
-                        "engine.load_checkpoint()")
+    """Loads the checkpoint's weights into the model, whose dtypes stay, and returns it, on the CPU. A model of an engine stays the
+    engine's: the result is then a plain copy, which this rank makes alone. Raises UserError."""
+    engine = engine_of(list(model.parameters()))
+    state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
+    if engine is not None:
+        lacking = [name for name, _ in model.named_parameters() if name not in state]
+        if lacking:
+            raise UserError(f"load_state_dict_from_zero_checkpoint(): the checkpoint lacks {lacking[0]}, and the model belongs to an "
+                            "engine: pass a new model that has all values, or call engine.load_checkpoint()")
+        model = _copy_without_values(model, engine)
     model = model.cpu()
-    model.load_state_dict(get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag), strict=False)
+    model.load_state_dict(state, strict=False)
     return model
+
+
+def _copy_without_values(model, engine):
+    """Values of the engine's parameters may be with other ranks."""
+    memo = {}
+    for parameter in model.parameters():
+        shape = engine._whole_shapes.get(id(parameter), parameter.shape)
+        memo[id(parameter)] = torch.nn.Parameter(torch.empty(shape, dtype=parameter.dtype), requires_grad=parameter.requires_grad)
+    return copy.deepcopy(model, memo)
 
 
 def get_optim_files(checkpoint_dir):
@@ -107,7 +117,7 @@ def leave_script(save_dir):
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_SCRIPT)
+            shutil.copyfile(pathlib.Path(__file__).with_name("lone_zero_to_fp32.py"), path)
     except OSError as error:
         log.warning("cannot write the script %s beside the checkpoint: %s", path, error.strerror)
 
@@ -126,9 +136,14 @@ def main(arguments=None):
     convert_zero_checkpoint_to_fp32_state_dict(**given)
 
 
-def _export(checkpoint_dir, folder, tag, max_shard_size):
+def command_of_package():
+    """The program `zerorun` that was installed with this package."""
     beside = os.path.join(sysconfig.get_path("scripts"), "zerorun")
-    command = [beside if os.path.exists(beside) else shutil.which("zerorun") or "zerorun", "checkpoint", "export"]
+    return beside if os.path.exists(beside) else shutil.which("zerorun") or "zerorun"
+
+
+def _export(checkpoint_dir, folder, tag, max_shard_size):
+    command = [command_of_package(), "checkpoint", "export"]
     if tag is not None:
         command += ["--tag", str(tag)]
     command += ["--max-shard-size", str(max_shard_size), os.fspath(checkpoint_dir), os.fspath(folder)]

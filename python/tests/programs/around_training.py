@@ -191,7 +191,7 @@ def plugins():
 
 
 def callbacks():
-    """A callback that raises on all ranks ends train(), and another Trainer goes on from the checkpoint."""
+    """A callback that raises on all ranks ends train(), as does one that steps, and another Trainer goes on from the checkpoint."""
     from accelerate import PartialState
     from accelerate.state import AcceleratorState
 
@@ -228,6 +228,19 @@ def callbacks():
         assert "the engine is destroyed: make another one" in str(error)
     else:
         raise AssertionError("an engine that is destroyed trains")
+    trainer = trainer_of("twice")
+
+    class StepsTwice(transformers.TrainerCallback):
+        def on_optimizer_step(self, args, state, control, **kwargs):
+            trainer.model_wrapped.step()
+
+    trainer.add_callback(StepsTwice)
+    try:
+        trainer.train()
+    except deepspeed.DeepSpeedConfigError as error:
+        assert "without an earlier backward" in str(error), error
+    else:
+        raise AssertionError("a callback steps a second time")
     trainer = trainer_of("raised")
     trainer.train(resume_from_checkpoint=True)
     assert [entry["loss"] for entry in trainer.state.log_history if "loss" in entry] == expected

@@ -121,7 +121,9 @@ if rank == 0:
     assert set(whole) - set(trained) == {"1.weight"}
     loaded = zero_to_fp32.load_state_dict_from_zero_checkpoint(model(), folder)
     assert all(torch.equal(value, whole[name]) for name, value in loaded.state_dict().items())
-    assert "belongs to an engine" in refused(lambda: zero_to_fp32.load_state_dict_from_zero_checkpoint(engine.module, folder))
+    copied = zero_to_fp32.load_state_dict_from_zero_checkpoint(engine.module, folder)  # by this rank alone
+    assert copied is not engine.module and [p.requires_grad for p in copied.parameters()] == [p.requires_grad for p in engine.parameters()]
+    assert all(torch.equal(value, whole[name]) for name, value in copied.state_dict().items())
     assert "no files of torch.save()" in refused(lambda: zero_to_fp32.get_optim_files(folder))
     assert "no files of torch.save()" in refused(lambda: zero_to_fp32.get_model_state_file(folder, stage))
     assert "no_such_tag" in refused(lambda: zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, tag="no_such_tag"))

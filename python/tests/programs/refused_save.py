@@ -21,6 +21,11 @@ for rank in range(2):
     except zerorun.UserError as error:
         assert "client_state['args']" in str(error), error
     step(engine)
+try:
+    engine.save_checkpoint(folders[0], tag=f"of_rank_{engine.global_rank}")
+    raise ZeroDivisionError("ranks saved under two tags")
+except AssertionError as error:  # as in DeepSpeed
+    assert isinstance(error, zerorun.UserError) and "ranks save different checkpoints" in str(error), error
 weight = engine.module[0].weight
 engine.save_checkpoint(folders[0], client_state={"weight": weight})
 with zerorun.zero.GatheredParameters([weight]):

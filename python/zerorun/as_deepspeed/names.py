@@ -12,11 +12,12 @@ _STATES = ("safe_get_full_fp32_param safe_get_full_grad safe_get_full_optimizer_
 _LEAVES = ("set_z3_leaf_modules set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix unset_z3_leaf_modules "
            "get_z3_leaf_modules z3_leaf_module set_z3_leaf_module")
 _BUILDERS, _CONFIGS = "zerorun.as_deepspeed.op_builder", "zerorun.as_deepspeed.configs"
-_CONSTANTS = "zerorun.as_deepspeed.constants"
+_CONSTANTS, _SECTIONS = "zerorun.as_deepspeed.constants", "zerorun.as_deepspeed.sections"
 _OPTIMIZER_TYPES = "ADAGRAD_OPTIMIZER ADAM_OPTIMIZER ADAMW_OPTIMIZER LAMB_OPTIMIZER LION_OPTIMIZER MUON_OPTIMIZER"
 _KEYS = ("TRAIN_BATCH_SIZE TRAIN_MICRO_BATCH_SIZE_PER_GPU GRADIENT_ACCUMULATION_STEPS GRADIENT_CLIPPING OPTIMIZER OPTIMIZER_PARAMS "
          "SCHEDULER SCHEDULER_PARAMS TYPE FP16 BFLOAT16 STEPS_PER_PRINT PRESCALE_GRADIENTS GRADIENT_PREDIVIDE_FACTOR "
          "ZERO_ALLOW_UNTESTED_OPTIMIZER ROUTE_TRAIN ROUTE_EVAL ROUTE_PREDICT")
+_OFFLOADS = "DeepSpeedZeroOffloadOptimizerConfig DeepSpeedZeroOffloadParamConfig"
 _OF_GROUPS = ("group", "rank", "world_size")
 _GROUPS = [f"get_{kind}_parallel_{what}" for kind in ("data", "model", "sequence") for what in _OF_GROUPS]
 _GROUPS.append("get_data_parallel_group_ranks")
@@ -96,8 +97,11 @@ MODULES = {
     "deepspeed.runtime.utils": {"zerorun.runtime.utils": ALL},
     "deepspeed.runtime.zero": {**_ZERO, "zerorun.zero": _ZERO["zerorun.zero"] + " unwrap_model_for_generation"},
     "deepspeed.runtime.zero.leaf_module_config": {
-        _CONFIGS: "DEFAULT_LEAF_MODULE_CLASSES DEFAULT_LEAF_MODULE_NAMES DEFAULT_LEAF_MODULE_NAME_SUFFIXES"},
-    "deepspeed.runtime.zero.offload_config": {_CONSTANTS: "OffloadDeviceEnum OffloadStateTypeEnum"},
+        _CONFIGS: "DEFAULT_LEAF_MODULE_CLASSES DEFAULT_LEAF_MODULE_NAMES DEFAULT_LEAF_MODULE_NAME_SUFFIXES",
+        _SECTIONS: "DeepSpeedZeroLeafModuleConfig"},
+    "deepspeed.runtime.zero.config": {
+        _SECTIONS: f"DeepSpeedZeroConfig DeepSpeedZeroLeafModuleConfig {_OFFLOADS}", _CONSTANTS: "OffloadDeviceEnum"},
+    "deepspeed.runtime.zero.offload_config": {_CONSTANTS: "OffloadDeviceEnum OffloadStateTypeEnum", _SECTIONS: _OFFLOADS},
     "deepspeed.runtime.zero.partition_parameters": {
         **_ZERO,
         "zerorun.accelerator": "get_accelerator",
@@ -189,9 +193,6 @@ REFUSED = {
         **_refused("DeepSpeedZeRoOffload DeepSpeedTensorOverride", _INTERNAL),
     },
     "deepspeed.runtime.engine": _refused("_checkpoint_parallel_metadata", _INTERNAL),
-    "deepspeed.runtime.zero.leaf_module_config": _refused("DeepSpeedZeroLeafModuleConfig", _PARTS),
-    "deepspeed.runtime.zero.offload_config": _refused(
-        "DeepSpeedZeroOffloadOptimizerConfig DeepSpeedZeroOffloadParamConfig", _PARTS),
     "deepspeed.utils": {
         **_LOCALS, **_FRAGMENTS, **_DEVICE,
         **_refused("z3_leaf_parameter", "call get_z3_leaf_modules(), and look at parameters of these"),
