@@ -14,12 +14,10 @@
 #include "launcher/hosts/host_name.h"
 #include "launcher/hosts/node_order.h"
 #include "launcher/hosts/option_checks.h"
+#include "launcher/hosts/restart_options.h"
 
 namespace zerorun::launcher {
 namespace {
-
-constexpr double kLongestTimeout = 1e6;
-constexpr int kMostSteps = 1'000'000;  // of --hold_every
 
 constexpr char kDescription[] =
     "Runs PROGRAM as the ranks of one job. Arguments after PROGRAM are passed to it unchanged.";
@@ -120,7 +118,7 @@ std::vector<std::string> command_of(const CLI::App& app) {
 struct PlacementValues {
   bool no_ssh = false, no_local_rank = false, no_ssh_check = false, standalone = false;
   // Numbers are texts here: the parser that checks them reads them too.
-  std::string ranks, nodes, node_rank, master_port, ssh_port, restarts, hold_every, min_nodes;
+  std::string ranks, nodes, node_rank, master_port, ssh_port;
   std::string launcher, launcher_args, rdzv_backend, local_address, ignored;
 };
 
@@ -181,28 +179,6 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
   app.add_option("--local_addr,--local-addr", values.local_address,
                  "No effect on one host, where alone it is accepted")
       ->type_name("ADDRESS");
-  CLI::Option* restarts =
-      app.add_option("--max_restarts,--max-restarts", values.restarts,
-                     "After a failure start all ranks again, at most N times; without it 0")
-          ->type_name("N")
-          ->check(checks::whole_number(0, kMostRanks));
-  app.add_option("--hold_every,--hold-every", values.hold_every,
-                 "Hold the state of each Nth optimizer step in memory, for load_newest() after a restart")
-      ->type_name("N")
-      ->check(checks::whole_number(1, kMostSteps))
-      ->needs(restarts);
-  CLI::Option* fewest =
-      app.add_option(
-             "--min_nodes,--min-nodes", values.min_nodes,
-             "A restart leaves out hosts that cannot be reached, if N are left; without it all are needed")
-          ->type_name("N")
-          ->check(checks::whole_number(1, kMostRanks))
-          ->needs(restarts);
-  app.add_option("--host_wait,--host-wait", options.host_wait_seconds,
-                 "How long such a restart waits for a host; without it 30 s")
-      ->type_name("SECONDS")
-      ->check(checks::seconds(0, true, kLongestTimeout))
-      ->needs(fewest);
   app.add_option("--monitor_interval,--monitor-interval,--start_method,--start-method", values.ignored,
                  "No effect: the launcher sees at once that a rank has ended, and starts programs")
       ->type_name("VALUE");
@@ -295,12 +271,6 @@ void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_second
       ->type_name("SECONDS")
       ->check(checks::seconds(0, false, kLongestTimeout))
       ->capture_default_str();
-  app.add_option(
-         "--hung_after,--hung-after", options.hung_after_seconds,
-         "Time after which a rank without progress, for which others wait, hangs, and the job is ended or "
-         "started again; without it --timeout")
-      ->type_name("SECONDS")
-      ->check(checks::seconds(0, false, kLongestTimeout));
   app.add_option("--grace", grace_seconds,
                  "When the job is ended: time between SIGTERM and SIGKILL; without it 1 after a failure")
       ->type_name("SECONDS")
@@ -358,6 +328,7 @@ void read_torchrun_values(const PlacementValues& values, LaunchOptions& options)
 std::variant<LaunchOptions, Information> parse_launch_options(int argc, const char* const* argv) {
   LaunchOptions options;
   PlacementValues values;
+  RestartValues restarts;
   OutputValues output;
   double grace_seconds = 3;
 
@@ -370,6 +341,7 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   app.footer(kExamples);
   app.set_version_flag("--version", "zerorun " ZERORUN_VERSION);
   add_placement_options(app, options, values);
+  restarts.add_to(app, options);
   add_remote_options(app, options, values);
   add_program_options(app, options, values);
   add_output_options(app, options, output);
@@ -395,9 +367,7 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   options.node_rank = whole_number_in(values.node_rank);
   options.master_port = whole_number_in(values.master_port);
   options.ssh_port = whole_number_in(values.ssh_port);
-  options.max_restarts = whole_number_in(values.restarts).value_or(0);
-  options.hold_every = whole_number_in(values.hold_every).value_or(0);
-  options.min_nodes = whole_number_in(values.min_nodes).value_or(0);
+  restarts.read(options);
   if (!values.launcher.empty()) options.starter = parse_starter(CLI::detail::to_lower(values.launcher));
   options.launcher_args = CLI::detail::split_up(values.launcher_args);
   options.grace = std::chrono::milliseconds(std::llround(grace_seconds * 1000));

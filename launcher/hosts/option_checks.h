@@ -14,6 +14,8 @@ namespace zerorun::launcher {
 
 /// The most ranks on a host, and the most hosts.
 inline constexpr int kMostRanks = 4096;
+/// The longest time that an option takes, in seconds.
+inline constexpr double kLongestTimeout = 1e6;
 
 /// The whole number that `text` is, in decimal digits only; absent if it is none, or above the largest int.
 std::optional<int> whole_number_in(const std::string& text);
