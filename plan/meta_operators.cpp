@@ -85,7 +85,7 @@ Triple flash_attention_backward(const Tensor& /*gradient*/, const Tensor& query,
 }
 
 // The tensor's sizes, strides and dtype on the CPU, with zeros. Pages take memory only if they are written.
-Tensor zeros_like(const Tensor& meta) {
+Tensor cpu_zeros(const Tensor& meta) {
   const size_t bytes = std::max<size_t>(
       at::detail::computeStorageNbytes(meta.sizes(), meta.strides(), meta.element_size()), 1);
   void* zeros = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,  // NOLINTNEXTLINE(hicpp-signed-bitwise)
@@ -126,7 +126,7 @@ class OnZeros {
   }
   Tensor on_cpu(const Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_meta() || tensor.layout() != at::kStrided) return tensor;
-    return made_.emplace_back(tensor, zeros_like(tensor)).second;
+    return made_.emplace_back(tensor, cpu_zeros(tensor)).second;
   }
   // An argument that the operator returns stays the program's tensor.
   Tensor on_meta(const Tensor& tensor) const {
