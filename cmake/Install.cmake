@@ -7,7 +7,7 @@
 
 include(GNUInstallDirs)
 
-set(ZERORUN_LIBRARIES zerorun_engine zerorun_optim zerorun_pipeline zerorun_activations zerorun_tensor_parallel zerorun_zero zerorun_offload zerorun_monitor zerorun_checkpoint zerorun_config
+set(ZERORUN_LIBRARIES zerorun_plan_parts zerorun_engine zerorun_optim zerorun_pipeline zerorun_activations zerorun_tensor_parallel zerorun_zero zerorun_offload zerorun_monitor zerorun_checkpoint zerorun_config
                       zerorun_comm zerorun_device zerorun_kernels zerorun_base)
 install(TARGETS ${ZERORUN_LIBRARIES} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 # The installed zerorun_probe and zerorun_plan load LibTorch from TORCH_DIR, and libzerorun_cuda.so from the installed lib folder.
@@ -17,7 +17,7 @@ if(TARGET zerorun_cuda)
   install(TARGETS zerorun_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/zerorun DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-foreach(folder activations base checkpoint comm config device engine monitor offload optim pipeline tensor_parallel zero)
+foreach(folder activations base checkpoint comm config device engine monitor offload optim pipeline plan tensor_parallel zero)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/zerorun/internal
           FILES_MATCHING PATTERN "*.h")
 endforeach()

@@ -74,7 +74,9 @@ std::vector<ConfigChange> changes_between(const ordered_json& before, const orde
   std::vector<ConfigChange> changes;
   for (const auto& [key, value] : after.items()) {
     const ordered_json old = value_of(before, key);
-    if (old != value) changes.push_back({.key = key, .before = old, .after = value});
+    if (old == value) continue;
+    changes.push_back(
+        {.key = key, .before = old.is_null() ? std::string() : old.dump(), .after = value.dump()});
   }
   return changes;
 }
@@ -119,8 +121,8 @@ std::optional<FittingConfig> find_fitting_config(const ordered_json& config, int
 std::string describe(const std::vector<ConfigChange>& changes) {
   std::string text = std::string("  \"") + kSection + "\": {\n";
   for (const ConfigChange& change : changes) {
-    if (!change.before.is_null()) text += "-   \"" + change.key + "\": " + change.before.dump() + ",\n";
-    text += "+   \"" + change.key + "\": " + change.after.dump() + ",\n";
+    if (!change.before.empty()) text += "-   \"" + change.key + "\": " + change.before + ",\n";
+    text += "+   \"" + change.key + "\": " + change.after + ",\n";
   }
   return text + "  }\n";
 }

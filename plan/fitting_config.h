@@ -8,21 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "plan/rank_plan.h"
+#include "plan/report.h"
 
 namespace zerorun {
-
-/// A key of zero_optimization with another value.
-struct ConfigChange {
-  std::string key;
-  nlohmann::ordered_json before;  // null: the key is absent
-  nlohmann::ordered_json after;
-};
-
-struct FittingConfig {
-  std::vector<ConfigChange> changes;
-  RankPlan plan;  // of the changed configuration
-};
 
 /// Plans a configuration; absent if it is refused.
 using PlanOf = std::function<std::optional<RankPlan>(const nlohmann::ordered_json& config)>;

@@ -7,6 +7,7 @@
 
 #include "comm/notices.h"
 #include "device/streams.h"
+#include "plan/meta_memory.h"
 
 namespace zerorun {
 namespace {
@@ -38,6 +39,7 @@ class ImaginedDevice : public Device {
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
     const bool has_values = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
     if (!has_values) return cpu_device().allocate(numel, dtype);
+    const UncountedMetaMemory counted_by_engine;
     return at::empty({numel}, at::dtype(dtype).device(at::kMeta));
   }
   at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override {

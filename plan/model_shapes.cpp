@@ -1,11 +1,11 @@
 #include "plan/model_shapes.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -46,11 +46,9 @@ std::optional<at::ScalarType> dtype_of_buffer(const std::string& spelled) {
   return std::nullopt;
 }
 
-TensorShape shape_of(const std::string& name, const at::Tensor& tensor) {
-  return {.name = name,
-          .sizes = tensor.sizes().vec(),
-          .dtype = tensor.scalar_type(),
-          .is_trained = tensor.requires_grad()};
+at::Tensor imagine(const TensorShape& shape) {
+  const at::Tensor tensor = at::empty(shape.sizes, at::dtype(shape.dtype).device(at::kMeta));
+  return shape.is_trained ? tensor.set_requires_grad(true) : tensor;
 }
 
 }  // namespace
@@ -94,21 +92,14 @@ ModelShapes shapes_of_size(int64_t numel) {
   return shapes;
 }
 
-ModelShapes shapes_of(const Model& model) {
-  ModelShapes shapes;
-  std::set<const void*> seen;
-  for (const auto& [name, parameter] : model.parameters) {
-    if (seen.insert(parameter.unsafeGetTensorImpl()).second)
-      shapes.parameters.push_back(shape_of(name, parameter));
-  }
-  for (const auto* buffers : {&model.buffers, &model.unsaved_buffers}) {
-    for (const auto& [name, buffer] : *buffers) {
-      if (!seen.insert(buffer.unsafeGetTensorImpl()).second) continue;
-      shapes.buffers.push_back(shape_of(name, buffer));
-      shapes.buffers.back().is_trained = false;
-    }
-  }
-  return shapes;
+Model imagine(const ModelShapes& shapes) {
+  Model model;
+  for (const TensorShape& shape : shapes.parameters)
+    model.parameters.emplace_back(shape.name, imagine(shape));
+  for (const TensorShape& shape : shapes.buffers) model.buffers.emplace_back(shape.name, imagine(shape));
+  model.is_training = [] { return true; };
+  model.set_training = [](bool) {};
+  return model;
 }
 
 }  // namespace zerorun

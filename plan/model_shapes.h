@@ -33,6 +33,7 @@ struct ModelShapes {
 ModelShapes shapes_of_folder(const std::filesystem::path& path);
 /// A model of `numel` parameters in square matrices.
 ModelShapes shapes_of_size(int64_t numel);
-ModelShapes shapes_of(const Model& model);
+/// A model of these tensors on LibTorch's meta device.
+Model imagine(const ModelShapes& shapes);
 
 }  // namespace zerorun

@@ -1,15 +1,18 @@
 #include "plan/rank_plan.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
 #include <array>
+#include <exception>
+#include <set>
+#include <string>
 #include <utility>
-#include <vector>
 
 #include "base/log_pause.h"
 #include "engine/options.h"
+#include "plan/meta_memory.h"
+#include "plan/model_on_meta.h"
 
 namespace zerorun {
 namespace {
@@ -18,21 +21,6 @@ constexpr std::array kCategories = {
     &BytesByCategory::parameters, &BytesByCategory::gradients, &BytesByCategory::master,
     &BytesByCategory::moments,    &BytesByCategory::buckets,   &BytesByCategory::buffers,
     &BytesByCategory::gathered,   &BytesByCategory::on_host,   &BytesByCategory::in_files};
-
-at::Tensor imagine(const TensorShape& shape) {
-  const at::Tensor tensor = at::empty(shape.sizes, at::dtype(shape.dtype).device(at::kMeta));
-  return shape.is_trained ? tensor.set_requires_grad(true) : tensor;
-}
-
-Model imagine(const ModelShapes& shapes) {
-  Model model;
-  for (const TensorShape& shape : shapes.parameters)
-    model.parameters.emplace_back(shape.name, imagine(shape));
-  for (const TensorShape& shape : shapes.buffers) model.buffers.emplace_back(shape.name, imagine(shape));
-  model.is_training = [] { return true; };
-  model.set_training = [](bool) {};
-  return model;
-}
 
 // Two micro-steps show all that more of them do. Nothing is written to the run's own files.
 Config shortened(Config config) {
@@ -48,7 +36,11 @@ Config shortened(Config config) {
 // first layer has an input that needs no gradient.
 at::Tensor imagined_loss(const Model& model) {
   at::Tensor value = at::ones({}, at::dtype(at::kFloat).device(at::kMeta));
-  for (const auto& [name, parameter] : model.parameters) value = (parameter * value).sum();
+  std::set<const void*> seen;
+  for (const auto& [name, parameter] : model.parameters) {
+    const bool is_new = seen.insert(parameter.unsafeGetTensorImpl()).second;  // else it is tied
+    if (is_new) value = (parameter * value).sum();
+  }
   return value;
 }
 
@@ -72,10 +64,43 @@ void add(SentPerStep& sum, const SentPerStep& after, const SentPerStep& before, 
     sum.*count += static_cast<double>(times) * (after.*count - before.*count);
 }
 
+// What an exception says, without LibTorch's stack of calls.
+std::string message_of(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = of_torch ? of_torch->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+// The forward and the backward of one micro-step.
+void run_micro_step(const PlannedTraining& training, Engine& engine, RankPlan& plan) {
+  if (!training.forward) return engine.backward(imagined_loss(training.model));
+  try {
+    const MetaMemory memory;
+    engine.backward(training.forward(engine));
+    plan.activations = std::max(plan.activations.value_or(0), memory.peak());
+  } catch (const std::exception& error) {
+    throw ForwardFailed(message_of(error));
+  }
+}
+
+InitializeOptions options_of(const PlannedTraining& training, std::shared_ptr<Communicator> communicator) {
+  const InitializeOptions& given = training.options;
+  if (given.optimizer || given.schedule || given.lr_scheduler || given.pipeline) {
+    throw UserError(
+        "a plan knows no optimizer, schedule or pipeline of the program's own: name the optimizer and the "
+        "scheduler in the config, and plan the layers of one pipeline stage as a model of their own");
+  }
+  InitializeOptions options = given;
+  options.communicator = std::move(communicator);
+  options.output_folder.clear();
+  options.event_sink = nullptr;
+  return options;
+}
+
 }  // namespace
 
 int64_t RankPlan::memory() const {
-  return peak.model_states() + peak.buckets + peak.buffers + peak.gathered;
+  return peak.model_states() + peak.buckets + peak.buffers + peak.gathered + activations.value_or(0);
 }
 
 void note_peak(BytesByCategory& peak, const Engine& engine) {
@@ -84,17 +109,14 @@ void note_peak(BytesByCategory& peak, const Engine& engine) {
   peak.gathered = std::max(peak.gathered, engine.residency().peak_resident_bytes);
 }
 
-RankPlan plan_rank(const ModelShapes& shapes, const Config& config, const ImaginedRanks& ranks) {
+RankPlan plan_rank(const PlannedTraining& training, const Config& config, const ImaginedRanks& ranks) {
   const LogPause silence;
+  const ModelOnMeta lent(training.model);
   const std::unique_ptr<Device> device = make_imagined_device(ranks.on_gpu);
   const auto communicator = std::make_shared<ImaginedCommunicator>(ranks, *device);
   const Config used = shortened(config);
-  const Model model = imagine(shapes);
-  InitializeOptions options;
-  options.communicator = communicator;
-  options.tensor_plan = TensorPlan();  // nothing is split: the shapes do not say how
   RankPlan plan;
-  Engine engine = initialize(model, used, std::move(options));
+  Engine engine = initialize(training.model, used, options_of(training, communicator));
   note_peak(plan.peak, engine);
   const bool has_replicas = engine.mesh().has_replicas();
   for (int window = 0; window < 2; ++window) {  // the second one follows the plan that the first one makes
@@ -102,7 +124,7 @@ RankPlan plan_rank(const ModelShapes& shapes, const Config& config, const Imagin
     const int64_t steps = used.batch.gradient_accumulation_steps;
     for (int64_t step = 0; step < steps; ++step) {
       const SentPerStep before = sent_so_far(*communicator, has_replicas);
-      engine.backward(imagined_loss(model));
+      run_micro_step(training, engine, plan);
       note_peak(plan.peak, engine);
       engine.step();
       note_peak(plan.peak, engine);

@@ -3,7 +3,11 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <utility>
+
+#include "base/printable.h"
+#include "plan/fitting_config.h"
 
 namespace zerorun {
 namespace {
@@ -87,8 +91,12 @@ std::string memory_table(const PlanReport& report) {
     text += row(name, in_units(bytes), in_units(bytes * ranks));
   };
   for (const Category& category : kOfDevice) add(category.name, report.plan.peak.*category.bytes);
+  if (report.plan.activations) add("activations", *report.plan.activations);
   add("together", report.plan.memory());
-  text += row("activations", "not known");
+  if (!report.plan.activations) {
+    text += row("activations", "not known");
+    if (!report.unknown_activations.empty()) text += "    " + report.unknown_activations + "\n";
+  }
   for (const Category& category : kElsewhere) {
     const int64_t bytes = report.plan.peak.*category.bytes;
     if (bytes > 0) add(category.name, bytes);
@@ -138,7 +146,8 @@ std::string verdict(const PlanReport& report) {
   const std::string limit = in_units(*report.request.memory);
   if (report.fits())
     return "fits into " + limit + " with " + in_units(*report.request.memory - report.plan.memory()) +
-           " left for activations and everything else\n";
+           (report.plan.activations ? " left for everything else\n"
+                                    : " left for activations and everything else\n");
   const std::string too_much = "does not fit into " + limit + ": ";
   if (!report.fitting)
     return too_much +
@@ -150,7 +159,7 @@ std::string verdict(const PlanReport& report) {
 ordered_json to_json(const RankPlan& plan) {
   ordered_json bytes = ordered_json::object();
   for (const Category& category : kOfDevice) bytes[category.key] = plan.peak.*category.bytes;
-  bytes["activations"] = nullptr;
+  bytes["activations"] = plan.activations ? ordered_json(*plan.activations) : ordered_json(nullptr);
   bytes["memory"] = plan.memory();
   for (const Category& category : kElsewhere) bytes[category.key] = plan.peak.*category.bytes;
   return {{"bytes", std::move(bytes)},
@@ -158,6 +167,16 @@ ordered_json to_json(const RankPlan& plan) {
            {{"gather", {{"elements", plan.sent.gathered_elements}, {"bytes", plan.sent.gathered_bytes}}},
             {"reduce", {{"elements", plan.sent.reduced_elements}, {"bytes", plan.sent.reduced_bytes}}}}},
           {"written_per_step", plan.file_bytes_per_step}};
+}
+
+ordered_json to_json(const FittingConfig& fitting) {
+  ordered_json changes = ordered_json::object();
+  for (const ConfigChange& change : fitting.changes) {
+    const std::string before = change.before.empty() ? "null" : change.before;
+    changes[change.key] = {{"before", ordered_json::parse(before)},
+                           {"after", ordered_json::parse(change.after)}};
+  }
+  return {{"zero_optimization", std::move(changes)}, {"rank", to_json(fitting.plan)}};
 }
 
 }  // namespace
@@ -174,11 +193,12 @@ std::string to_text(const PlanReport& report) {
   return text + verdict(report);
 }
 
-ordered_json to_json(const PlanReport& report) {
+std::string to_json_text(const PlanReport& report) {
   const PlanRequest& request = report.request;
   ordered_json json = {{"parameters", report.parameters},           {"tensors", report.tensors},
                        {"world_size", request.world_size},          {"hosts", request.hosts},
                        {"device", request.on_gpu ? "cuda" : "cpu"}, {"rank", to_json(report.plan)}};
+  if (!report.unknown_activations.empty()) json["unknown_activations"] = report.unknown_activations;
   ordered_json others = ordered_json::array();
   for (const PlanOfWorld& other : report.others) {
     others.push_back({{"world_size", other.world_size},
@@ -187,15 +207,19 @@ ordered_json to_json(const PlanReport& report) {
   json["other_world_sizes"] = std::move(others);
   if (request.step_seconds) json["written_per_day_and_host"] = written_per_day(report);
   if (request.endurance && report.plan.file_bytes_per_step > 0) json["years"] = years(report);
-  if (!request.memory) return json;
-  json["memory"] = *request.memory;
-  json["fits"] = report.fits();
-  if (!report.fitting) return json;
-  ordered_json changes = ordered_json::object();
-  for (const ConfigChange& change : report.fitting->changes)
-    changes[change.key] = {{"before", change.before}, {"after", change.after}};
-  json["change"] = {{"zero_optimization", std::move(changes)}, {"rank", to_json(report.fitting->plan)}};
-  return json;
+  if (request.memory) {
+    json["memory"] = *request.memory;
+    json["fits"] = report.fits();
+  }
+  if (report.fitting) json["change"] = to_json(*report.fitting);
+  return json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+int print_plan(const PlanReport& report) {
+  const std::string answer = report.request.json ? to_json_text(report) : to_text(report);
+  std::fputs(printable(answer, "\n\t").c_str(), stdout);
+  std::fflush(stdout);
+  return report.fits() ? 0 : 1;
 }
 
 }  // namespace zerorun

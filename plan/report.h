@@ -1,27 +1,60 @@
-// The answer of `zerorun plan`, as text and as JSON. Plain values; pure functions.
+// The answer of a plan, as text and as JSON. Plain values; pure functions.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "plan/fitting_config.h"
-#include "plan/rank_plan.h"
+#include "engine/engine.h"
 #include "plan/request.h"
 
 namespace zerorun {
+
+/// What one rank sends in one optimizer step.
+struct SentPerStep {
+  double gathered_elements = 0;  // all-gathers: of parameters, at stage 0 of gradients
+  double gathered_bytes = 0;
+  double reduced_elements = 0;  // reduce-scatters of gradients
+  double reduced_bytes = 0;
+};
+
+struct RankPlan {
+  BytesByCategory peak;  // each category's largest number, between calls of the engine
+  /// The most bytes that a micro-step's forward and backward hold at a time besides `peak`: activations, and
+  /// gradients on their way to buckets. Absent without the program's forward.
+  std::optional<int64_t> activations;
+  SentPerStep sent;
+  int64_t file_bytes_per_step = 0;  // written to files in one optimizer step
+
+  /// Bytes of the memory of the device where the rank computes, with activations if they are known.
+  int64_t memory() const;
+};
 
 struct PlanOfWorld {
   int world_size;
   std::optional<RankPlan> plan;  // absent: the configuration does not allow this number of ranks
 };
 
+/// A key of zero_optimization with another value. Values are JSON.
+struct ConfigChange {
+  std::string key;
+  std::string before;  // empty: the key is absent
+  std::string after;
+};
+
+struct FittingConfig {
+  std::vector<ConfigChange> changes;
+  RankPlan plan;  // of the changed configuration
+};
+
 struct PlanReport {
   PlanRequest request;
   int64_t parameters = 0;
-  size_t tensors = 0;
+  int64_t tensors = 0;
   RankPlan plan;
+  /// Why activations are not known, if the program's forward was to be run.
+  std::string unknown_activations;
   std::vector<PlanOfWorld> others;
   /// Absent if the plan fits, or nothing makes it fit.
   std::optional<FittingConfig> fitting;
@@ -30,6 +63,8 @@ struct PlanReport {
 };
 
 std::string to_text(const PlanReport& report);
-nlohmann::ordered_json to_json(const PlanReport& report);
+std::string to_json_text(const PlanReport& report);
+/// Prints the report as its request says. Returns the exit code: 0, or 1 if it does not fit.
+int print_plan(const PlanReport& report);
 
 }  // namespace zerorun

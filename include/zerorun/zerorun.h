@@ -9,6 +9,7 @@
 #include <zerorun/optimizer.h>        // ZeroRedundancyOptimizer, enable_zero: without a config
 #include <zerorun/parameters.h>       // DeferredInit, GatheredParameters: partitioned parameters
 #include <zerorun/pipeline.h>         // Pipeline, measure_layers: layers divided among stages
+#include <zerorun/plan.h>             // plan_training: memory and traffic before a run
 #include <zerorun/program.h>          // run_program, UserError
 #include <zerorun/recomputation.h>    // recomputable: blocks that may be recomputed in backward
 #include <zerorun/safetensors.h>      // SafetensorsReader, SafetensorsFolder: weights in files

@@ -11,14 +11,14 @@ bool runs_in_python(const at::Tensor& tensor) {
   return tensor.key_set().has(c10::DispatchKey::Python);
 }
 
-void check(const std::string& kind, const std::string& name, const at::Tensor& tensor) {
+void check(const std::string& kind, const std::string& name, const at::Tensor& tensor, bool needs_values) {
   if (runs_in_python(tensor)) {
     throw UserError(
         kind + " " + name +
         " is of a tensor class whose operators run in Python (a DTensor or a quantised weight): expected a "
         "plain torch.nn.Parameter; pass the model before it is distributed or quantised");
   }
-  if (tensor.is_meta()) {
+  if (needs_values && tensor.is_meta()) {
     throw UserError(kind + " " + name +
                     " is on the device \"meta\" and has no values: build the model on the CPU, or under "
                     "zerorun.zero.Init(), "
@@ -29,10 +29,10 @@ void check(const std::string& kind, const std::string& name, const at::Tensor& t
 }  // namespace
 
 Model make_model(Model::NamedTensors parameters, Model::NamedTensors buffers,
-                 Model::NamedTensors unsaved_buffers, std::shared_ptr<Mode> mode) {
-  for (const auto& [name, tensor] : parameters) check("parameter", name, tensor);
+                 Model::NamedTensors unsaved_buffers, std::shared_ptr<Mode> mode, bool needs_values) {
+  for (const auto& [name, tensor] : parameters) check("parameter", name, tensor, needs_values);
   for (const auto* each : {&buffers, &unsaved_buffers}) {
-    for (const auto& [name, tensor] : *each) check("buffer", name, tensor);
+    for (const auto& [name, tensor] : *each) check("buffer", name, tensor, needs_values);
   }
   return {.parameters = std::move(parameters),
           .buffers = std::move(buffers),

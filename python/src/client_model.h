@@ -17,7 +17,8 @@ namespace zerorun::python {
 
 using Mode = std::atomic<bool>;  // whether the model trains
 
+/// `needs_values`: tensors on the device "meta" are refused. Throws UserError.
 Model make_model(Model::NamedTensors parameters, Model::NamedTensors buffers,
-                 Model::NamedTensors unsaved_buffers, std::shared_ptr<Mode> mode);
+                 Model::NamedTensors unsaved_buffers, std::shared_ptr<Mode> mode, bool needs_values = true);
 
 }  // namespace zerorun::python

@@ -102,6 +102,10 @@ void bind_starting(pybind11::module_& module);
 void bind_pipeline(pybind11::module_& module, EngineClass& engine);
 /// Binds what Python asks of an engine and its config.
 void bind_facts(EngineClass& engine);
+/// Binds plan_training().
+void bind_plan(pybind11::module_& module);
+/// zerorun.recompute; None if the file does not have it.
+pybind11::object recompute_settings(const RecomputeConfig& config);
 /// Binds what a checkpoint has.
 void bind_checkpoint_facts(pybind11::module_& module);
 /// Binds scopes of gathered parameters, access to the states of a parameter, and deferred initialisation.

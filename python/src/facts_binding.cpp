@@ -45,13 +45,6 @@ at::Tensor linear_cross_entropy_of(const at::Tensor& x, const at::Tensor& weight
   return linear_cross_entropy(x, weight, labels, bias, {ignore_index, sums, tokens});
 }
 
-// zerorun.recompute; None if the file does not have it.
-py::object recomputed_modules(const RecomputeConfig& config) {
-  if (config.is_implied || (config.every == 0 && config.patterns.empty() && !config.budget))
-    return py::none();
-  return py::dict("every"_a = config.every, "patterns"_a = config.patterns, "budget"_a = config.budget);
-}
-
 py::object wandb_of(const WandbConfig& config) {
   if (!config.enabled) return py::none();
   return py::dict("project"_a = config.project, "group"_a = config.group, "entity"_a = config.team);
@@ -82,7 +75,7 @@ py::dict config_of(CoreEngine& core) {
       "micro_batch_size"_a = config.batch.micro_batch_size_per_gpu,
       "accumulation"_a = config.batch.gradient_accumulation_steps, "stage"_a = config.zero.stage,
       "dtype"_a = std::string(name_of(precision.training)), "autocast"_a = precision.autocast,
-      "recompute"_a = recomputed_modules(config.recompute),
+      "recompute"_a = recompute_settings(config.recompute),
       "recomputed_group"_a = config.pipeline.recomputed_group,
       "moves_activations"_a = config.recompute.partitioned || config.recompute.on_host,
       "clipping"_a = config.gradient_clipping,
@@ -125,6 +118,12 @@ std::vector<SavedTensor> saved_tensors(const std::string& folder, const std::str
 }
 
 }  // namespace
+
+py::object recompute_settings(const RecomputeConfig& config) {
+  if (config.is_implied || (config.every == 0 && config.patterns.empty() && !config.budget))
+    return py::none();
+  return py::dict("every"_a = config.every, "patterns"_a = config.patterns, "budget"_a = config.budget);
+}
 
 void bind_facts(EngineClass& engine) {
   engine

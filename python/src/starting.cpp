@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -16,39 +15,13 @@
 #include "config/config.h"
 #include "engine/hidden_size.h"
 #include "optim/schedule.h"
-#include "pipeline/layers.h"
 #include "python/src/engine_binding.h"
+#include "python/src/given.h"
 #include "tensor_parallel/plan.h"
 
 namespace zerorun::python {
-namespace {
 
 namespace py = pybind11;
-
-// Pattern, word, unit, blocks, transposed.
-using PlanEntry = std::tuple<std::string, std::string, int64_t, int64_t, bool>;
-
-struct Given {
-  Model::NamedTensors parameters;
-  Model::NamedTensors buffers;
-  Model::NamedTensors unsaved_buffers;
-  std::string config;     // the text of a ds_config.json
-  std::string origin;     // the config's name in messages
-  std::string optimizer;  // a ds_config.json with only the program's optimizer; empty: the program has none
-  std::shared_ptr<PythonOptimizer> python_optimizer;  // the program's, which has no such description
-  std::vector<ParameterGroup> groups;
-  Arguments arguments;
-  bool has_schedule = false;  // the program passes a schedule
-  std::string output_folder;
-  std::optional<std::tuple<int, int, int>>
-      mesh;  // sizes of data (0: what the others leave), tensor, pipeline
-  std::vector<PlanEntry> tensor_plan;
-  std::optional<Pipeline> pipeline;
-  // What a transformers model says of itself: buffers for data_types.keep_in_fp32_modules, under bf16 and
-  // fp16 or only under fp16, and attention heads for per_head_muon.
-  std::vector<std::string> fp32_buffers, fp32_buffers_under_fp16;
-  std::map<std::string, int64_t> attention_heads;
-};
 
 std::optional<MeshSizes> sizes_of(const Given& given) {
   if (!given.mesh) return std::nullopt;
@@ -56,7 +29,7 @@ std::optional<MeshSizes> sizes_of(const Given& given) {
   return MeshSizes{.data = data, .tensor = tensor, .pipeline = pipeline};
 }
 
-TensorPlan plan_of(const Given& given) {
+TensorPlan tensor_plan_of(const Given& given) {
   TensorPlan plan;
   for (const auto& [pattern, word, unit, blocks, transposed] : given.tensor_plan) {
     plan.push_back({.pattern = pattern,
@@ -65,6 +38,27 @@ TensorPlan plan_of(const Given& given) {
   }
   return plan;
 }
+
+void complete(const Given& given, Config& config) {
+  const bool is_python = given.python_optimizer != nullptr;
+  if (!given.optimizer.empty() || is_python) {
+    if (config.optimizer) {
+      throw UserError(
+          "both the config and the program name an optimizer: remove the config's \"optimizer\" block or do "
+          "not pass one to initialize()");
+    }
+    if (!is_python)
+      config.optimizer = parse_config(given.optimizer, "the optimizer passed to initialize()", 1).optimizer;
+  }
+  if (config.precision.fp32_buffers) return;
+  config.precision.fp32_buffers = given.fp32_buffers;
+  if (config.precision.training == Dtype::fp16)
+    config.precision.fp32_buffers->insert(config.precision.fp32_buffers->end(),
+                                          given.fp32_buffers_under_fp16.begin(),
+                                          given.fp32_buffers_under_fp16.end());
+}
+
+namespace {
 
 bool requires_grad(const Model& model) {
   return std::ranges::any_of(model.parameters,
@@ -79,17 +73,9 @@ Config read_config(const Given& given, const Model& model, int world_size, bool&
                                 .mesh = sizes_of(given),
                                 .arguments = given.arguments,
                                 .hidden_size = hidden_size_of(model)});
-  const bool is_python = given.python_optimizer != nullptr;
-  if (!given.optimizer.empty() || is_python) {
-    if (config.optimizer) {
-      throw UserError(
-          "both the config and the program name an optimizer: remove the config's \"optimizer\" block or do "
-          "not pass one to initialize()");
-    }
-    if (!is_python)
-      config.optimizer = parse_config(given.optimizer, "the optimizer passed to initialize()", 1).optimizer;
-  }
-  computes_only = !is_python && (!config.optimizer || (given.optimizer.empty() && !requires_grad(model)));
+  complete(given, config);
+  computes_only =
+      !given.python_optimizer && (!config.optimizer || (given.optimizer.empty() && !requires_grad(model)));
   if (computes_only && given.has_schedule) {
     throw UserError(
         "lr_scheduler without an optimizer: add an \"optimizer\" block to the config or pass one to "
@@ -109,17 +95,10 @@ std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
                            std::move(given.unsaved_buffers), mode);
   InitializeOptions options;
   options.communicator = connect();
-  Config config = read_config(given, model, options.communicator->world_size(), options.computes_only);
-  if (!config.precision.fp32_buffers) {
-    config.precision.fp32_buffers = given.fp32_buffers;
-    if (config.precision.training == Dtype::fp16)
-      config.precision.fp32_buffers->insert(config.precision.fp32_buffers->end(),
-                                            given.fp32_buffers_under_fp16.begin(),
-                                            given.fp32_buffers_under_fp16.end());
-  }
+  const Config config = read_config(given, model, options.communicator->world_size(), options.computes_only);
   options.attention_heads = given.attention_heads;
   options.mesh = sizes_of(given);
-  options.tensor_plan = plan_of(given);
+  options.tensor_plan = tensor_plan_of(given);
   options.pipeline = std::move(given.pipeline);
   options.marks_gradients = true;
   options.output_folder = given.output_folder;

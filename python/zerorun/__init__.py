@@ -24,6 +24,7 @@ from .arguments import add_config_arguments  # noqa: E402
 from .data import RepeatingLoader  # noqa: E402
 from .losses import linear_cross_entropy  # noqa: E402
 from .pipe import PipelineModule  # noqa: E402
+from .planning import plan  # noqa: E402
 from .tensor_ranks import set_autotp_mode, tp_model_init  # noqa: E402
 
 __version__ = _core.version
@@ -38,5 +39,5 @@ def __getattr__(name):
 __all__ = [
     "CommError", "DeepSpeedEngine", "Engine", "Error", "InternalError", "NotSupportedError", "PipelineModule",
     "RepeatingLoader", "TrainingError", "UserError", "add_config_arguments", "checkpointing", "comm", "init_distributed",
-    "initialize", "linear_cross_entropy", "ops", "pipe", "runtime", "set_autotp_mode", "tp_model_init", "utils", "zero",
+    "initialize", "linear_cross_entropy", "ops", "pipe", "plan", "runtime", "set_autotp_mode", "tp_model_init", "utils", "zero",
 ]

@@ -296,6 +296,26 @@ void write_text_with(const ProgramOptions& options, const Tokenizer& tokenizer, 
   std::printf("text: %s\n", printable(tokenizer.is_bytes() ? text : replace_invalid_utf8(text)).c_str());
 }
 
+// --plan: the same model, config and forward as in a run, on tensors without memory.
+int print_plan_of(const ProgramOptions& options, const std::optional<zerorun::MeshSizes>& mesh) {
+  Gpt2 model = [&] {
+    const zerorun::DeferredInit deferred;
+    return Gpt2(options.model);
+  }();
+  zerorun::InitializeOptions initialize_options;
+  initialize_options.mesh = mesh;
+  initialize_options.tensor_plan = model->tensor_plan();
+  initialize_options.arguments = options.hyperparameters.arguments(options.steps);
+  initialize_options.hidden_size = options.model.hidden;
+  const auto forward = [&](zerorun::Engine& engine) {
+    const int64_t rows = engine.config().batch.micro_batch_size_per_gpu;
+    const at::Tensor tokens = at::empty({rows, options.seq}, at::dtype(at::kLong).device(at::kMeta));
+    return model->loss(tokens, options.field.empty() ? at::Tensor() : at::empty_like(tokens));
+  };
+  return print_plan(zerorun::plan_training(*model, options.deepspeed.config_file(), *options.plan, forward,
+                                           initialize_options));
+}
+
 int run(int argc, char** argv) {
   std::optional<ProgramOptions> options = parse_options(argc, argv);
   if (!options) return 0;
@@ -310,6 +330,7 @@ int run(int argc, char** argv) {
     mesh = zerorun::MeshSizes{.tensor = static_cast<int>(options->tensor_parallel),
                               .pipeline = static_cast<int>(options->pipeline)};
   }
+  if (options->plan) return print_plan_of(*options, mesh);
   const zerorun::Config config = zerorun::load_config(
       options->deepspeed.config_file(), {.world_size = environment.world_size,
                                          .mesh = mesh,

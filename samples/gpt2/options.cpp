@@ -185,7 +185,15 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
       ->default_str("")
       ->type_name("TEXT");
   options.hyperparameters.add_to(app);
-  if (!parse_arguments(app, argc, argv)) return std::nullopt;
+  app.footer(
+      "... --plan [--help]: says what this training would take of memory and of the network, instead of "
+      "running it.");
+  const int plan = zerorun::find_plan(argc, argv);
+  if (!parse_arguments(app, plan, argv)) return std::nullopt;
+  if (plan < argc) {
+    options.plan = zerorun::parse_plan_request(argc - plan, argv + plan);
+    if (!options.plan) return std::nullopt;
+  }
   options.model.positions = options.seq;
   if (app.count("--vocab") == 0) options.model.vocab = 0;  // the caller takes the tokenizer's size
   take_shape_of_folder(app, options);

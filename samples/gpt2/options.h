@@ -1,6 +1,8 @@
 // The checked command line of `gpt2`. Owned by main(), immutable after parsing.
 #pragma once
 
+#include <zerorun/plan.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -43,6 +45,7 @@ struct ProgramOptions {
   double temperature = 0.8;
   int64_t top_k = 0;
   std::string prompt = "\n";
+  std::optional<zerorun::PlanRequest> plan;  // instead of a run
 
   bool saves_folder() const { return !save.empty() && !save.ends_with(".safetensors"); }
   /// Returns --save if it names a folder, else the folder that contains the file of --save or --csv. Empty if

@@ -12,7 +12,7 @@ trap 'rm -rf "$folder"' EXIT
 public_names() {
   local headers
   mapfile -t headers < <(sed -n 's/^#include "\(.*\)"$/\1/p' "$source"/include/zerorun/*.h)
-  headers+=(base/dtype.h base/mesh_sizes.h comm/meeting/environment.h comm/mesh.h config/config_types.h engine/model.h engine/options.h optim/schedule.h
+  headers+=(base/dtype.h base/mesh_sizes.h comm/meeting/environment.h comm/mesh.h config/config_types.h engine/model.h engine/options.h optim/schedule.h plan/report.h plan/request.h
     zero/residency_report.h)
   (cd "$source" && sed -nE '
     /^(template|return|#|\/\/| )/d

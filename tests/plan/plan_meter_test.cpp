@@ -78,7 +78,7 @@ void compare(const Setting& how, const std::filesystem::path& folder) {
   const Config config = parse_config(config_text(how, folder), "test", how.ranks);
   MeasuredNet shapes;
   const RankPlan plan =
-      plan_rank(shapes_of(model_of(*shapes)), config,
+      plan_rank({.model = model_of(*shapes)}, config,
                 {.world_size = how.ranks, .on_gpu = false, .shares_memory = how.shares_memory});
   run_ranks(
       how.ranks,

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdio>
 #include <fstream>
+#include <optional>
 #include <type_traits>
 
 namespace {
@@ -303,6 +304,27 @@ void use_pipeline(const std::shared_ptr<zerorun::Communicator>& communicator) {
   expect(settings.partition == zerorun::PipelineConfig::Partition::parameters, "the config's partition");
 }
 
+void use_plan(const fs::path& folder) {
+  const char* const arguments[] = {"program", "--plan", "--world", "2", "--memory", "1G", "--no-others"};
+  const int place = zerorun::find_plan(7, arguments);
+  const std::optional<zerorun::PlanRequest> request =
+      zerorun::parse_plan_request(7 - place, arguments + place);
+  Line model;
+  const zerorun::PlannedForward forward = [&](zerorun::Engine&) { return model.loss(); };
+  const zerorun::PlanReport report =
+      zerorun::plan_training(model, folder / "config.json", request.value(), forward);
+  const zerorun::RankPlan& plan = report.plan;
+  expect(plan.peak.parameters > 0 && plan.activations.value_or(0) > 0, "a plan's bytes");
+  const zerorun::SentPerStep& sent = plan.sent;
+  expect(sent.reduced_bytes >= 0 && report.fits(), "what is sent");
+  const std::vector<zerorun::PlanOfWorld>& others = report.others;
+  const std::optional<zerorun::FittingConfig>& fitting = report.fitting;
+  expect(others.empty() && !fitting, "no others");
+  static_assert(std::is_class_v<zerorun::ConfigChange> && std::is_class_v<zerorun::PlannedTraining>);
+  expect(!zerorun::to_text(report).empty() && !zerorun::to_json_text(report).empty(), "the plan's text");
+  expect(zerorun::print_plan(report) == 0, "the plan fits");
+}
+
 void use_program() {
   static_assert(std::is_base_of_v<zerorun::Error, zerorun::CommError> &&
                 std::is_base_of_v<zerorun::Error, zerorun::TrainingError>);
@@ -332,6 +354,7 @@ int main(int count, char** arguments) {
     use_tensor_parallel(communicator);
     use_recomputation(communicator);
     use_pipeline(communicator);
+    use_plan(folder);
     use_program();
     std::puts("every public name works");
     return 0;

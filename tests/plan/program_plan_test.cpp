@@ -1,0 +1,193 @@
+// Compares plans of a program with the program's training: GPT-2, whose forward and backward run on tensors
+// without memory, and what LibTorch allocates in a real micro-step.
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <fstream>
+
+#include "config/config.h"
+#include "plan/rank_plan.h"
+#include "samples/gpt2/model.h"
+#include "tests/support/allocated_bytes.h"
+#include "tests/support/expectations.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/settings.h"
+#include "tests/support/temporary_folder.h"
+#include "zero/deferred_init.h"
+
+namespace zerorun::testing {
+namespace {
+
+constexpr int64_t kRows = 4, kLength = 64;
+const samples::Gpt2Options kGpt2{.layers = 4, .hidden = 64, .heads = 4, .vocab = 96, .positions = kLength};
+
+struct ProgramSetting {
+  int stage;
+  bool is_bf16, is_masked;
+  std::string recompute;  // in zerorun.recompute
+  int ranks = 1, accumulation = 1;
+};
+
+std::string program_config(const ProgramSetting& how) {
+  return R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": )" +
+         std::to_string(how.accumulation) + (how.is_bf16 ? R"(, "bf16": {"enabled": true})" : "") +
+         (how.recompute.empty() ? "" : R"(, "zerorun": {"recompute": {)" + how.recompute + "}}") +
+         R"(, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_optimization": {"stage": )" +
+         std::to_string(how.stage) + R"(, "stage3_param_persistence_threshold": 200}})";
+}
+
+at::Tensor masked_loss(samples::Gpt2Impl& model, const at::Tensor& tokens, bool is_masked) {
+  return model.loss(tokens, is_masked ? at::ones_like(tokens) : at::Tensor());
+}
+
+PlanReport plan_of_gpt2(samples::Gpt2Impl& model, const ProgramSetting& how) {
+  PlannedTraining training{.model = model_of(model), .forward = [&](Engine&) {
+                             return masked_loss(
+                                 model, at::empty({kRows, kLength}, at::dtype(at::kLong).device(at::kMeta)),
+                                 how.is_masked);
+                           }};
+  return plan_training(std::move(training), program_config(how), "test",
+                       {.world_size = how.ranks, .with_others = false});
+}
+
+void check_near(const std::string& what, int64_t planned, int64_t measured, double tolerance) {
+  const auto difference = static_cast<double>(std::abs(planned - measured));
+  expect(difference <= tolerance * static_cast<double>(measured),
+         what + ": planned " + std::to_string(planned) + ", measured " + std::to_string(measured));
+}
+
+// Trains, and compares with the plan what the engine counts, and the peak of LibTorch's own reports.
+void compare_with_training(const ProgramSetting& how) {
+  samples::Gpt2 shapes(kGpt2);
+  const RankPlan plan = plan_of_gpt2(*shapes, how).plan;
+  run_ranks(
+      how.ranks,
+      [&](std::shared_ptr<Communicator> communicator) {
+        samples::Gpt2 model(kGpt2);
+        InitializeOptions options;
+        options.communicator = communicator;
+        Engine engine =
+            initialize(*model, parse_config(program_config(how), "test", how.ranks), std::move(options));
+        const at::Tensor tokens = at::arange(kRows * kLength).remainder(kGpt2.vocab).view({kRows, kLength});
+        BytesByCategory peak;
+        note_peak(peak, engine);
+        int64_t activations = 0;
+        for (int step = 0; step < 3 * how.accumulation; ++step) {
+          const AllocatedBytes allocated;
+          engine.backward(masked_loss(*model, tokens, how.is_masked));
+          activations = std::max(activations, allocated.peak());
+          note_peak(peak, engine);
+          engine.step();
+          note_peak(peak, engine);
+        }
+        expect(plan.activations.has_value(), "activations are known");
+        check_near("activations", *plan.activations, activations, 0.05);
+        check_near("states", plan.peak.model_states(), peak.model_states(), 0.01);
+        check_near("buckets", plan.peak.buckets, peak.buckets, 0.01);
+        check_near("gathered", plan.peak.gathered, peak.gathered, 0.01);
+      },
+      std::chrono::seconds(60), false);
+}
+
+struct ReadsValue : torch::nn::Module {
+  ReadsValue() : weight(register_parameter("weight", at::ones({8}))) {}
+  at::Tensor loss(const at::Tensor& x) { return (weight * x).sum() * (x.sum().item<double>() > 0 ? 1 : 2); }
+  at::Tensor weight;
+};
+
+constexpr char kSgdConfig[] = R"({"train_micro_batch_size_per_gpu": 1,
+    "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})";
+
+}  // namespace
+
+TEST_CASE("A plan of a program has the activations of its training") {
+  const std::string recomputes[] = {"", R"("every": 1)", R"("every": 2)", R"("budget": "1M")"};
+  for (const auto& [stage, precision, recompute] : settings(4, 2, 4)) {
+    const ProgramSetting how{.stage = stage,
+                             .is_bf16 = precision == 1,
+                             .is_masked = (stage + recompute) % 2 == 1,
+                             .recompute = recomputes[recompute],
+                             .ranks = 1 + (stage + precision) % 2,
+                             .accumulation = 1 + recompute % 2};
+    CAPTURE(how.stage, how.is_bf16, how.is_masked, how.recompute, how.ranks, how.accumulation);
+    CHECK_NOTHROW(compare_with_training(how));
+  }
+}
+
+TEST_CASE("A plan leaves a model as it was: with values, deferred, with gradients, and in another dtype") {
+  samples::Gpt2 model(kGpt2), same(kGpt2);
+  model->loss(at::zeros({1, kLength}, at::kLong)).backward();
+  const at::Tensor gradient = model->parameters().front().grad().clone();
+  const void* address = model->parameters().front().data_ptr();
+  plan_of_gpt2(*model, {.stage = 3, .is_bf16 = true, .is_masked = false, .recompute = "", .ranks = 2});
+  CHECK(model->parameters().front().data_ptr() == address);
+  CHECK(at::equal(model->parameters().front().grad(), gradient));
+  for (size_t index = 0; index < same->parameters().size(); ++index)
+    CHECK(at::equal(model->parameters()[index], same->parameters()[index]));
+  model->zero_grad();
+  model->loss(at::zeros({1, kLength}, at::kLong)).backward();  // its graph is one of tensors with memory
+  CHECK(at::equal(model->parameters().front().grad(), gradient));
+
+  samples::Gpt2 deferred = [] {
+    const DeferredInit scope;
+    return samples::Gpt2(kGpt2);
+  }();
+  CHECK(plan_of_gpt2(*deferred, {.stage = 2, .is_bf16 = false, .is_masked = false, .recompute = ""})
+            .plan.activations);
+  for (size_t index = 0; index < same->parameters().size(); ++index)
+    CHECK(at::equal(make_tensor(deferred->parameters()[index]), same->parameters()[index]));
+}
+
+TEST_CASE("A plan says why activations are not known, and has everything else") {
+  ReadsValue model;
+  const PlannedForward forward = [&](Engine&) {
+    return model.loss(at::empty({8}, at::dtype(at::kFloat).device(at::kMeta)));
+  };
+  const TemporaryFolder folder;
+  const auto config = folder / "ds_config.json";
+  std::ofstream(config) << kSgdConfig;
+  const PlanReport report = plan_training(model, config, {.memory = 1 << 20}, forward);
+  CHECK(!report.plan.activations);
+  CHECK(report.plan.peak.parameters == 32);
+  CHECK_THAT(report.unknown_activations,
+             Catch::Contains("cannot run without values") && Catch::Contains("item"));
+  CHECK_THAT(to_text(report), Catch::Contains(report.unknown_activations) &&
+                                  Catch::Contains("left for activations and everything else"));
+  CHECK_THAT(to_json_text(report), Catch::Contains("\"unknown_activations\": \"the forward"));
+
+  std::ofstream(config) << R"({"train_micro_batch_size_per_gpu": 1, "torch_autocast": {"enabled": true},
+      "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})";
+  CHECK_THAT(plan_training(model, config, {}, forward).unknown_activations,
+             Catch::Contains("torch_autocast"));
+}
+
+TEST_CASE("A plan's activations count when the memory of a rank is given") {
+  samples::Gpt2 model(kGpt2);
+  const ProgramSetting how{.stage = 1, .is_bf16 = false, .is_masked = false, .recompute = ""};
+  const RankPlan plan = plan_of_gpt2(*model, how).plan;
+  const int64_t states = plan.memory() - plan.activations.value_or(0);
+  PlannedTraining training{.model = model_of(*model), .forward = [&](Engine&) {
+                             return masked_loss(
+                                 *model, at::empty({kRows, kLength}, at::dtype(at::kLong).device(at::kMeta)),
+                                 false);
+                           }};
+  const PlanReport report = plan_training(training, program_config(how), "test", {.memory = states});
+  CHECK(!report.fits());
+  CHECK(report.plan.memory() > states);
+  for (const PlanOfWorld& other : report.others) CHECK(other.plan->activations == plan.activations);
+}
+
+TEST_CASE("A model that an engine has is refused") {
+  ReadsValue model;
+  InitializeOptions options;
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    options.communicator = communicator;
+    const Engine engine = initialize(model, parse_config(kSgdConfig, "test", 1), options);
+    expect_throws([&] { plan_training({.model = model_of(model)}, kSgdConfig, "test", {}); },
+                  "weight belongs to an engine", "a plan of an engine's model");
+  });
+}
+
+}  // namespace zerorun::testing
