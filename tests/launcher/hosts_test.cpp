@@ -304,7 +304,7 @@ TEST_CASE("with a hostfile, each launcher runs its host's ranks") {
 }
 
 TEST_CASE("hosts that are left out have no ranks, and the others get new numbers") {
-  const ThisMachine machine{.hostname = "c"};
+  const ThisMachine machine{"c", 0, ""};
   const JobPlacement whole = place_job({}, Hosts{{"a", 2}, {"b", 1}, {"c", 2}}, machine);
   const JobPlacement left = without(whole, {0});
   CHECK(left.placement.nodes() == Nodes{{"b", {0}}, {"c", {0, 1}}});
