@@ -119,7 +119,8 @@ const char* words_of_activity(Activity activity) {
 
 }  // namespace
 
-ActivityBoard::ActivityBoard(int ranks) : file_(name_of_activity_file().c_str(), sizeof(ActivityNow), ranks) {}
+ActivityBoard::ActivityBoard(int ranks)
+    : file_(name_of_activity_file().c_str(), sizeof(ActivityNow), ranks) {}
 
 ActivityNow ActivityBoard::of(int local_rank) const {
   ActivityNow entry;
@@ -159,9 +160,10 @@ StackFile stack_file() {
 void note_use() {
   ActivityNow* entry = shown.load(std::memory_order_acquire);
   if (entry == nullptr) return;
+  const std::atomic_ref activity(entry->activity);
   Activity between = Activity::program;
-  std::atomic_ref(entry->activity)
-      .compare_exchange_strong(between, Activity::forward, std::memory_order_relaxed);
+  if (activity.load(std::memory_order_relaxed) == between)
+    activity.compare_exchange_strong(between, Activity::forward, std::memory_order_relaxed);
   std::atomic_ref(entry->changes).fetch_add(1, std::memory_order_relaxed);
 }
 

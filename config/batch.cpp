@@ -85,6 +85,12 @@ BatchConfig multiply(const BatchKeys& keys, int world) {
 void raise_accumulation(const Resolution& resolution, int data, int full, BatchConfig& batch) {
   const std::string left =
       std::to_string(data) + " of the job's " + std::to_string(full) + " data ranks are left (--min_nodes)";
+  if (resolution.settings.get<bool>("managed_gradient_accumulation") == false) {
+    resolution.report(
+        "managed_gradient_accumulation", "true, because " + left, "false",
+        "with it the engine takes more micro-steps for the same batch; or leave out --min_nodes");
+    return;
+  }
   const int64_t in_all = batch.gradient_accumulation_steps * full;
   if (in_all % data != 0) {
     resolution.report(steps_key,

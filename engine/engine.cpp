@@ -6,6 +6,7 @@
 
 #include "base/activity_board.h"
 #include "base/error.h"
+#include "base/full_world.h"
 #include "base/progress_bar.h"
 #include "comm/agreement.h"
 #include "device/dtypes.h"
@@ -56,6 +57,14 @@ void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
     throw UserError(
         "set_gradient_accumulation_boundary() with \"managed_gradient_accumulation\": false, with which "
         "every step() updates");
+  }
+  const int world = state_->mesh.world().world_size();
+  if (const auto full = full_world_of(world)) {
+    throw UserError(
+        "set_gradient_accumulation_boundary() while " + std::to_string(*full - world) + " of the job's " +
+        std::to_string(*full) +
+        " ranks are left out (zerorun --min_nodes): the program would update on a part of the global "
+        "batch; let the engine count micro-steps, or run the job without --min_nodes");
   }
   state_->progress.set_boundary(is_boundary);
 }

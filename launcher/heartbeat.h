@@ -16,6 +16,9 @@ inline constexpr std::chrono::milliseconds kControlTick(250);
 /// message from the lost end. docs/guide.md names both values.
 inline constexpr std::chrono::milliseconds kSilence(5000);
 
+/// Ranks whose launcher is lost get only a short grace period, because nobody waits for their results.
+inline constexpr std::chrono::milliseconds kLostGrace(1000);
+
 /// If two rounds of an end's main loop are this far apart, its own process was stopped, and the silence of
 /// the other end does not count.
 inline constexpr std::chrono::milliseconds kOwnPause(2000);

@@ -75,8 +75,10 @@ void HungRanks::see(const std::vector<SeenRank>& ranks, Time now) {
 
 milliseconds HungRanks::limit_of(const Count& count) const {
   const Activity activity = count.seen.now.activity;
-  const bool has_engine = activity != Activity::no_engine && activity != Activity::initializing;
-  return has_engine ? hung_after_ : std::max(hung_after_, joining_);
+  // Whole files are read and written without a sign of life.
+  const bool takes_long = activity == Activity::no_engine || activity == Activity::initializing ||
+                          activity == Activity::loading || activity == Activity::saving;
+  return takes_long ? std::max(hung_after_, joining_) : hung_after_;
 }
 
 std::optional<HungRanks::Found> HungRanks::find() const {

@@ -43,8 +43,8 @@ class HungRanks {
   };
 
   HungRanks() = default;
-  /// `hung_after`: how long a rank makes no progress until it hangs. `joining`: the same before it has an
-  /// engine.
+  /// `hung_after`: how long a rank makes no progress until it hangs. `joining`: the same, if it is longer,
+  /// before the rank has an engine and while it loads or saves.
   HungRanks(milliseconds hung_after, milliseconds joining) : hung_after_(hung_after), joining_(joining) {}
 
   /// Whether it is time to see().

@@ -87,8 +87,10 @@ std::string Job::describe_hung_rank(const HungRanks::Found& found, pid_t process
   for (const size_t other : found.others)
     text += ", and rank " + name_of(other) + " is " + place_of(plan_.activity.of(static_cast<int>(other)));
   return text + "; process " + std::to_string(process) + " " +
-         describe_state(process, thread_of(now, process)) +
-         ". If it works on something long, raise --hung_after (" + in_seconds(plan_.hung_after) + ")";
+         describe_state(process, thread_of(now, process)) + ". If it works on something long, raise " +
+         (plan_.timeout <= plan_.hung_after ? "--timeout (" + in_seconds(plan_.timeout)
+                                            : "--hung_after (" + in_seconds(plan_.hung_after)) +
+         ")";
 }
 
 }  // namespace zerorun::launcher

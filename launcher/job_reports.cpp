@@ -69,11 +69,11 @@ void Job::report_failure() {
   }
 }
 
-// Processes that cannot be ended may still hold memory, files and ports.
 void Job::let_judge() {
-  if (!failure_ || !plan_.judge || is_unwanted_ || has_survivors_) return;
+  if (!failure_ || !plan_.judge || is_unwanted_) return;
   times_.ended = Clock::now();
-  const FailedAttempt attempt = failed_attempt(*failure_, "rank " + std::to_string(failure_->rank), times_);
+  FailedAttempt attempt = failed_attempt(*failure_, "rank " + std::to_string(failure_->rank), times_);
+  attempt.has_survivors = has_survivors_;
   for (const std::string& line : plan_.judge(attempt)) output_.notice(line);
 }
 

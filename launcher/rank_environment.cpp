@@ -70,6 +70,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
       {"ZERORUN_TERMINAL", std::nullopt},
       {kRestartsVariable, std::nullopt},
       {kHeldMemoryVariable, std::nullopt},
+      {kFullWorldVariable, std::nullopt},
       // If torchrun started the launcher, this variable would make rank 0 use a store that does not exist.
       {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
   };

@@ -24,7 +24,9 @@ std::string seconds_between(Clock::time_point begin, Clock::time_point end) {
 }
 
 bool is_repeated(const FailedAttempt& attempt, const FailedAttempt& earlier) {
-  return attempt.steps && attempt.steps == earlier.steps && attempt.rank == earlier.rank;
+  // With other hosts, another rank may have the number.
+  return attempt.steps && attempt.steps == earlier.steps && attempt.rank == earlier.rank &&
+         attempt.name == earlier.name;
 }
 
 }  // namespace
@@ -43,6 +45,8 @@ FailedAttempt failed_attempt(const RankFailure& failure, const std::string& name
 std::vector<std::string> Restarts::judge(const FailedAttempt& attempt) {
   if (most_ == 0) return {};
   last_ = attempt;
+  if (attempt.has_survivors)
+    return {"not started again: processes of the job may still run, and write checkpoints or hold memory"};
   if (attempt.is_mistake && attempt.steps.value_or(0) == 0) {
     return {"not started again: " + attempt.name + " reports a mistake of the user" + place_of(attempt) +
             ", which would be there again"};

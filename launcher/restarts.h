@@ -31,6 +31,7 @@ struct FailedAttempt {
   bool is_mistake = false;            // of the user
   std::optional<int64_t> steps = {};  // as in RankFailure
   bool killed_from_outside = false;
+  bool has_survivors = false;  // processes that may still hold memory, files and ports
   AttemptTimes times = {};
 };
 

@@ -70,6 +70,25 @@ std::string damage_of(EngineState& state, const fs::path& folder, checkpoint::Fi
   return {};
 }
 
+// Why a whole checkpoint does not fit: it was saved between micro-steps, by other ranks or with another
+// accumulation, as when hosts are left out or come back. Empty if it fits, or if its manifest cannot be read.
+std::string misfit_of(const EngineState& state, const fs::path& folder, checkpoint::FileSystem& files) {
+  std::string misfit;
+  failure_of([&] {
+    const checkpoint::SavedState saved(files, folder);
+    const checkpoint::Manifest& manifest = saved.manifest();
+    const int ranks = state.mesh.world().world_size();
+    const int64_t steps = state.config.batch.gradient_accumulation_steps;
+    if (!manifest.window || (manifest.world_size == ranks && manifest.window->accumulation_steps == steps))
+      return;
+    misfit = folder.string() + " was saved between the micro-steps of a step, by " +
+             std::to_string(manifest.world_size) + " ranks with gradient_accumulation_steps " +
+             std::to_string(manifest.window->accumulation_steps) + "; here " + std::to_string(ranks) +
+             " and " + std::to_string(steps);
+  });
+  return misfit;
+}
+
 std::vector<std::string> split(const std::string& list) {
   std::vector<std::string> parts;
   std::istringstream stream(list);
@@ -167,7 +186,14 @@ std::optional<RestoredCheckpoint> load_newest(EngineState& state, const fs::path
       generations.find(state, directory, why_none_is_held(options, {}));
   std::string damage;
   for (const Candidate& one : candidates(state, directory, files, tags, held)) {
-    damage = damage_of(state, one.directory / one.tag, *one.files, label);
+    const fs::path folder = one.directory / one.tag;
+    const std::string misfit = communicator.rank() == 0 ? misfit_of(state, folder, *one.files) : "";
+    damage = exchange_texts(misfit, communicator, label).front();
+    if (!damage.empty()) {
+      if (communicator.rank() == 0) log_warning("a checkpoint is passed over: " + damage);
+      continue;
+    }
+    damage = damage_of(state, folder, *one.files, label);
     if (damage.empty()) {
       RestoredCheckpoint restored = load_checkpoint(state, one.directory, one.tag, options, *one.files);
       log_choice(state, one);
@@ -181,7 +207,7 @@ std::optional<RestoredCheckpoint> load_newest(EngineState& state, const fs::path
     return std::nullopt;
   }
   throw UserError(directory.string() + ": all " + std::to_string(tags.size()) +
-                  " checkpoints are damaged, the last one so: " + damage +
+                  " checkpoints are damaged or do not fit, the last one so: " + damage +
                   ": copy back a whole one, or give an empty folder to begin anew");
 }
 

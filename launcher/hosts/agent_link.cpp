@@ -18,8 +18,6 @@ using std::chrono::milliseconds;
 // At most this many bytes of output may be sent without the launcher's confirmation. The launcher confirms
 // bytes when it has printed them. So a stalled terminal holds up the ranks, but never the heartbeats.
 constexpr size_t kMostUntaken = 1 << 20;
-// Ranks whose launcher is lost get only a short grace period, because nobody waits for their results.
-constexpr milliseconds kLostGrace(1000);
 
 // The frame's payload, a number from 0 to `highest`.
 int64_t number_in(const Frame& frame, int64_t highest) {

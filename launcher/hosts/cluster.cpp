@@ -150,12 +150,11 @@ void Cluster::service_agents() {
       try {
         handle(node, *frame);
       } catch (const Error& error) {
-        lose(node, error.what(), milliseconds(0));
+        lose(node, error.what());
       }
     }
     if (agent.socket && agent.socket->is_closed()) {
-      lose(node, "the connection to its agent has been closed: the agent was killed, or the host restarted",
-           milliseconds(0));
+      lose(node, "the connection to its agent has been closed: the agent was killed, or the host restarted");
     }
   }
 }
@@ -193,6 +192,7 @@ void Cluster::handle(int node, const Frame& frame) {
     }
     case FrameType::trouble: {
       const auto trouble = decode<AgentTrouble>(frame.payload);
+      if (phase_ < Phase::running) unreached_ = {node};
       fail({{.name = host(node),
              .end = "cannot start its ranks",
              .report = {host(node) + ": " + trouble.message},
@@ -208,10 +208,14 @@ void Cluster::handle(int node, const Frame& frame) {
       const auto result = decode<NodeResult>(frame.payload);
       agent.state = AgentState::over;
       agent.socket.reset();
-      if (result.interrupted_by != 0) {
-        is_unwanted_ = true;
-        const std::string end = "was ended on " + host(node) + " by " + signal_name(result.interrupted_by);
-        fail({{.name = "the job", .end = end, .report = {"the job " + end}}, 128 + result.interrupted_by},
+      if (result.interrupted_by != 0 && phase_ < Phase::ending) {
+        // SIGTERM may come from a host that is shut down, which is lost like one that fails.
+        is_unwanted_ = is_unwanted_ || result.interrupted_by == SIGINT;
+        const std::string end = "was ended by " + signal_name(result.interrupted_by);
+        fail({{.name = "the job on " + host(node),
+               .end = end,
+               .report = {"the job on " + host(node) + " " + end}},
+              128 + result.interrupted_by},
              plan_.order.grace);
       }
       break;

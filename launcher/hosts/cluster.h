@@ -106,8 +106,7 @@ class Cluster {
   void handle_starter_end(const StarterProcesses::Ended& starter);
 
   void fail(Failure failure, std::chrono::milliseconds grace);
-  /// `patience`: how much later than here the host may notice that the connection is lost.
-  void lose(int node, const std::string& reason, std::chrono::milliseconds patience);
+  void lose(int node, const std::string& reason);
   void let_judge();
   void begin_ending(std::chrono::milliseconds grace);
   void finish();

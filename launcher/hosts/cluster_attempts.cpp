@@ -2,6 +2,7 @@
 
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <string>
@@ -19,6 +20,8 @@ using std::chrono::milliseconds;
 
 // How long a restart waits before it tries again to reach all hosts.
 constexpr std::chrono::seconds kPause(2);
+// How long a try waits for agents, at most and at least.
+constexpr milliseconds kPatience(30'000), kLeastPatience(5000);
 
 milliseconds to_milliseconds(double seconds) {
   return milliseconds(std::llround(seconds * 1000));
@@ -39,8 +42,16 @@ class Attempts {
   Attempts(const LaunchOptions& options, std::vector<Node> nodes, Console& console)
       : options_(options), nodes_(std::move(nodes)), console_(console), restarts_(options.max_restarts) {}
 
-  /// Adds what a plan needs so that its Cluster asks this object.
+  /// Adds what a plan needs so that its Cluster asks this object, and how long it waits for hosts. A host may
+  /// take connections and do no more, so a restart waits for less than the time in which it tries.
   void watch(ClusterPlan& plan) {
+    plan.timeout = to_milliseconds(options_.timeout_seconds);
+    if (restarts_.count() > 0) {
+      plan.timeout = std::clamp(plan.timeout / 4, milliseconds(kPause), kPatience);
+      if (options_.min_nodes > 0)
+        plan.timeout =
+            std::min(plan.timeout, std::max(to_milliseconds(options_.host_wait_seconds), kLeastPatience));
+    }
     plan.judge = [this](const FailedAttempt& attempt) { return restarts_.judge(attempt); };
     if (restarts_.count() > 0)
       plan.describe_start = [this] { return restarts_.describe_start(Clock::now()); };
@@ -52,11 +63,12 @@ class Attempts {
     if (restarts_.take_due()) {
       failed_at_ = Clock::now();
       left_out_.clear();
-      return attempt.wait_until(attempt.clear_at());
+      return waits(attempt, attempt.clear_at());
     }
     const FailedAttempt* failure = attempt.failure();
     const bool is_restart = restarts_.count() > 0 && failure != nullptr && !attempt.has_started_ranks();
-    if (!is_restart || failure->is_mistake) return false;
+    // A mistake of the user is none on a host that had run ranks before: a folder may not be mounted yet.
+    if (!is_restart || (failure->is_mistake && attempt.unreached().empty())) return false;
     return leaves_out(attempt.unreached()) || tries_again(attempt);
   }
 
@@ -86,11 +98,17 @@ class Attempts {
   bool tries_again(Cluster& attempt) {
     const auto left = std::chrono::duration_cast<std::chrono::seconds>(
         failed_at_ + to_milliseconds(options_.timeout_seconds) - Clock::now());
-    if (left <= kPause) return false;
+    if (left.count() <= 0) return false;
     console_.notice("restart " + std::to_string(restarts()) +
                     ": not all hosts can be reached: tries again for " + std::to_string(left.count()) +
                     " s (--timeout)");
-    return attempt.wait_until(Clock::now() + kPause);
+    return waits(attempt, Clock::now() + kPause);
+  }
+
+  bool waits(Cluster& attempt, Clock::time_point end) {
+    if (attempt.wait_until(end)) return true;
+    console_.notice("not started again: the job is no longer wanted");
+    return false;
   }
 
   const LaunchOptions& options_;
@@ -118,7 +136,6 @@ int run_attempts(const LaunchOptions& options, const MakePlan& make_plan, int ar
   }
   Attempts attempts(options, plan.order.nodes, console);
   while (true) {
-    plan.timeout = to_milliseconds(options.timeout_seconds);
     plan.version = ZERORUN_VERSION;
     attempts.watch(plan);
     Cluster attempt(std::move(plan), console, signals, guardian);

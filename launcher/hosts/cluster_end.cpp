@@ -42,13 +42,14 @@ void Cluster::check_life() {
       agent.socket->send(FrameType::read, std::to_string(std::exchange(agent.untaken, 0)));
     }
     if (now - agent.socket->last_heard() <= kSilence) continue;
+    const bool is_stopped = agent.socket->is_acknowledged();
     lose(node,
-         agent.socket->is_acknowledged()
-             ? "no sign of life for " + std::to_string(kSilence.count() / 1000) +
-                   " s, although its system acknowledges what is sent: the host's processes are stopped"
-             : "no sign of life for " + std::to_string(kSilence.count() / 1000) +
-                   " s, and nothing that is sent arrives: the network link is down, or the host is off",
-         kSilence);
+         "no sign of life for " + std::to_string(kSilence.count() / 1000) +
+             (is_stopped
+                  ? " s, although its system acknowledges what is sent: the host's processes are stopped"
+                  : " s, and nothing that is sent arrives: the network link is down, or the host is off"));
+    // If only the agent is stopped, its ranks go on.
+    has_survivors_ = has_survivors_ || is_stopped;
   }
 }
 
@@ -128,12 +129,17 @@ void Cluster::fail(Failure failure, milliseconds grace) {
   if (phase_ < Phase::ending) begin_ending(grace);
 }
 
-// A host that is lost ends its ranks by itself, when it notices that.
-void Cluster::lose(int node, const std::string& reason, milliseconds patience) {
+// The agent of a host that is lost ends its ranks by itself when it notices that, at the latest after
+// kSilence.
+void Cluster::lose(int node, const std::string& reason) {
   agents_[node].state = AgentState::lost;
   agents_[node].socket.reset();
+  for (int rank = placement_.first_rank(node); rank < placement_.first_rank(node + 1); ++rank) {
+    for (const Stream stream : kStreams) console_.close(rank, stream);
+  }
   if (phase_ < Phase::running) unreached_ = {node};
-  clear_at_ = std::max(clear_at_, Clock::now() + patience + plan_.order.failure_grace + kRankKillPatience);
+  const milliseconds grace = std::max(plan_.order.failure_grace, kLostGrace);
+  clear_at_ = std::max(clear_at_, Clock::now() + kSilence + grace + kRankKillPatience);
   fail({{.name = host(node), .end = "was lost", .report = {host(node) + ": " + reason}}},
        plan_.order.failure_grace);
 }
@@ -173,11 +179,11 @@ void Cluster::finish() {
   }
 }
 
-// Ranks that cannot be ended may still hold memory, files and ports.
 void Cluster::let_judge() {
   times_.ended = Clock::now();
-  if (!failure_ || !plan_.judge || is_unwanted_ || has_survivors_ || !has_started_ranks()) return;
+  if (!failure_ || !plan_.judge || is_unwanted_ || !has_started_ranks()) return;
   failure_->attempt.times = times_;
+  failure_->attempt.has_survivors = has_survivors_ || !starters_.orphans().empty();
   for (const std::string& line : plan_.judge(failure_->attempt)) console_.notice(line);
 }
 

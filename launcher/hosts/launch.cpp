@@ -32,6 +32,7 @@
 #include "launcher/hosts/handshake.h"
 #include "launcher/hosts/host_name.h"
 #include "launcher/hosts/hostfile.h"
+#include "launcher/hosts/job_part.h"
 #include "launcher/hosts/job_placement.h"
 #include "launcher/hosts/node_job.h"
 #include "launcher/hosts/remote_start.h"
@@ -45,8 +46,6 @@
 
 namespace zerorun::launcher {
 namespace {
-
-constexpr char kThisHost[] = "127.0.0.1";
 
 /// Opens stdin, stdout and stderr if they are closed: otherwise one of our pipes would get number 0, 1 or 2.
 void fill_standard_descriptors() {
@@ -70,50 +69,6 @@ std::string time_text() {
   ::localtime_r(&now, &local);
   std::strftime(text, sizeof text, "%Y%m%d%H%M%S", &local);
   return text;
-}
-
-/// How the launcher of this host takes part in the job.
-enum class Part {
-  alone,   // all ranks run here
-  starts,  // starts agents on the job's hosts
-  first,   // the user has started a launcher on each host: this one waits for the others
-  joins,   // the user has started a launcher on each host: this one joins the first one
-};
-
-bool is_own_address(const std::string& address) {
-  try {
-    const Route route = route_to(address);
-    return is_loopback(route.remote) || route.local == route.remote;
-  } catch (const CommError&) {
-    return false;  // another host's name, which may become known while this launcher tries to join
-  }
-}
-
-// The address and port where the launchers meet, if the user has started one on each host.
-Endpoint choose_endpoint(const LaunchOptions& options, const Placement& placement) {
-  if (!options.rdzv_endpoint.empty()) return parse_endpoint(options.rdzv_endpoint);
-  std::string host = options.master_addr;
-  if (host.empty() && !options.hostfile.empty()) {
-    host = placement.nodes().front().host;
-    host = host.substr(host.find('@') + 1);  // without the user's name; npos + 1 is 0
-    if (is_loopback(host) && placement.nodes().size() > 1) host.clear();
-  }
-  if (host.empty() && placement.nodes().size() == 1) host = kThisHost;
-  if (host.empty()) {
-    throw UserError("give the address of rank 0's host, which the other hosts connect to: --master_addr");
-  }
-  return {host, options.master_port.value_or(kDefaultPort)};
-}
-
-Part choose_part(const LaunchOptions& options, const JobPlacement& place, const Endpoint& endpoint) {
-  const size_t nodes = place.placement.nodes().size();
-  if (!options.rdzv_endpoint.empty() || (options.node_rank && nodes > 1)) {
-    const bool first = options.node_rank ? *options.node_rank == 0 : is_own_address(endpoint.address);
-    return first ? Part::first : Part::joins;
-  }
-  const bool here = nodes == 1 && place.node.has_value();
-  const bool starts = options.force_multi || !here;
-  return starts ? Part::starts : Part::alone;
 }
 
 // The job's secret if the user starts a launcher on each host. Each launcher finds the same text, without a
@@ -207,6 +162,12 @@ int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** ar
   }
 }
 
+// The path of zerorun as it was at the start: the file may be replaced while the job runs.
+const std::string& own_program() {
+  static const std::string path = std::filesystem::read_symlink("/proc/self/exe");
+  return path;
+}
+
 // The addresses by which `hosts` may reach this host.
 std::vector<std::string> own_addresses(const std::vector<std::string>& hosts) {
   std::set<std::string> addresses;
@@ -233,11 +194,11 @@ ClusterPlan plan_starting(const LaunchOptions& options, const JobPlacement& whol
   order.token = random_token();
   order.logs.attempt = restarts;
   plan.order = std::move(order);
-  plan.master_addr = options.master_addr;
+  if (!left_out.contains(0)) plan.master_addr = options.master_addr;  // else it is that of a lost host
   plan.master_port = options.master_port.value_or(0);
   plan.listening = listen_on("", 0);
   plan.ticket = random_token();
-  plan.own_program = std::filesystem::read_symlink("/proc/self/exe");
+  plan.own_program = own_program();
 
   std::vector<std::string> hosts;
   std::vector<int> remote;
@@ -263,7 +224,7 @@ ClusterPlan plan_meeting(const LaunchOptions& options, const Endpoint& endpoint,
   plan.ticket = plan.order.token;
   plan.own_node = 0;
   if (is_loopback(endpoint.address)) plan.own_address = endpoint.address;
-  plan.own_program = std::filesystem::read_symlink("/proc/self/exe");
+  plan.own_program = own_program();
   return plan;
 }
 
@@ -326,22 +287,6 @@ int print_plan(const LaunchOptions& options, Part part, const Endpoint& endpoint
   return 0;
 }
 
-// Launchers that join would have to agree on each restart, and share a secret that stays the same.
-void check_restarts(const LaunchOptions& options, Part part) {
-  if (options.max_restarts > 0 && (part == Part::first || part == Part::joins)) {
-    throw UserError(
-        "--max_restarts " + std::to_string(options.max_restarts) +
-        ": the ranks of launchers that join (--node_rank, --rdzv_endpoint) are not started again: "
-        "leave it out and let the batch system start the job again, or give one launcher all hosts "
-        "(--hostfile) (docs/restarts.md)");
-  }
-  if (options.hold_every > 0 && part != Part::alone) {
-    throw UserError("--hold_every " + std::to_string(options.hold_every) +
-                    ": only a job on this host alone goes on from memory: leave it out, and ranks go on from "
-                    "the newest checkpoint (docs/restarts.md)");
-  }
-}
-
 }  // namespace
 
 int launch(const LaunchOptions& given, int argc, char** argv) {
@@ -366,7 +311,7 @@ int launch(const LaunchOptions& given, int argc, char** argv) {
   const bool joined = options.node_rank || !options.rdzv_endpoint.empty();
   const Endpoint endpoint = joined ? choose_endpoint(options, place.placement) : Endpoint{};
   const Part part = choose_part(options, place, endpoint);
-  check_restarts(options, part);
+  check_restarts(options, part, static_cast<int>(std::ssize(place.placement.nodes())));
   const bool here = part != Part::starts || place.node.has_value();
   if (here && options.venv_script.empty()) {
     const std::string program = find_program(arguments.front());

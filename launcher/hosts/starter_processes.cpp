@@ -57,6 +57,13 @@ StarterProcesses::StarterProcesses(Console& console, size_t first_source, Signal
   ::setrlimit(RLIMIT_NOFILE, &raised);
 }
 
+StarterProcesses::~StarterProcesses() {
+  ::setrlimit(RLIMIT_NOFILE, &open_files_);
+  for (const Process& process : processes_) {
+    if (!process.status) guardian_.forget(process.process.pid);
+  }
+}
+
 void StarterProcesses::start(const StartCommand& command, const std::string& file, int inherited) {
   ProcessPlan plan{.name = command.name,
                    .file = file.empty() ? find_candidate(command) : file,

@@ -36,6 +36,10 @@ class StarterProcesses {
   /// Raises this process's limit of open files to what the system allows: each ssh takes two descriptors, and
   /// its agent a third.
   StarterProcesses(Console& console, size_t first_source, Signals& signals, const Guardian& guardian);
+  /// Sets the limit of open files back. All processes must have ended, or have been killed.
+  ~StarterProcesses();
+  StarterProcesses(const StarterProcesses&) = delete;
+  StarterProcesses& operator=(const StarterProcesses&) = delete;
 
   /// Runs `file` with the arguments of `command`. If `file` is empty, runs the first of the command's
   /// candidates that exists instead. `inherited`: a descriptor that the process keeps; -1: none. Throws

@@ -125,6 +125,26 @@ TEST_CASE("A training with other settings cannot continue between micro-steps, a
   CHECK(load_error({.stage = 3, .precision = "bf16"}, folder / "a") == "no error");
 }
 
+TEST_CASE("load_newest() passes over checkpoints between micro-steps that other ranks have saved") {
+  const TemporaryFolder folder;
+  Outcome whole, between;
+  run({.stage = 1, .precision = "fp32"}, kMicroSteps, -1, folder / "a", false, whole);
+  run({.stage = 1, .precision = "fp32"}, kMicroSteps + 1, -1, folder / "a", false, between);
+  const auto newest = [&](int ranks, int micro_steps) {
+    std::string path;
+    run_ranks(ranks, [&](std::shared_ptr<Communicator> communicator) {
+      const Way way{.stage = 1, .precision = "fp32", .micro_steps = micro_steps};
+      StateTraining training(all_state_cases().front(), 1, "fp32", communicator, settings_of(way));
+      const auto restored = training.engine->load_newest(folder / "a");
+      if (communicator->rank() == 0 && restored) path = std::filesystem::path(restored->path).filename();
+    });
+    return path;
+  };
+  CHECK(newest(2, kMicroSteps) == "global_step1_micro1");
+  CHECK(newest(1, kMicroSteps) == "global_step1");
+  CHECK(newest(2, 2 * kMicroSteps) == "global_step1");
+}
+
 TEST_CASE("Gradients with another loss scale or precision are refused") {
   const TemporaryFolder folder;
   Outcome written;

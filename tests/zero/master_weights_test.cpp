@@ -82,7 +82,7 @@ TEST_CASE("master weights: start from rounded values, or from the values as give
       expect(state.leaves[index].scalar_type() == scalar_type(precision.dtype), name + ": type of the leaf");
 
       const bool trained = kSpecs[index].group != kFrozen;
-      expect(state.buckets.has_master(bucket) == trained, name + ": has master weights");
+      expect(state.buckets.masters().has(bucket) == trained, name + ": has master weights");
       expect(state.store.has(bucket, kMaster) == trained, name + ": keeps master weights");
       if (!trained) continue;
       const StateTensor& master = state.store.at(bucket, kMaster);
@@ -99,7 +99,7 @@ TEST_CASE("master weights: fp32 parameters have none") {
     RankState state(kSpecs, leaves_of(communicator.rank()), communicator,
                     {.marked = true, .shared = true, .master_from_fp32 = true, .whole_master = true}, 64);
     for (int bucket = 0; bucket < state.store.count(); ++bucket) {
-      expect(!state.buckets.has_master(bucket) && !state.store.has(bucket, kMaster), "master weights");
+      expect(!state.buckets.masters().has(bucket) && !state.store.has(bucket, kMaster), "master weights");
     }
     communicator.barrier("the end")->wait();
   });
@@ -117,10 +117,10 @@ TEST_CASE("master weights: written elements are taken over, and the others keep 
     expected.slice(0, 0, 130, 3).copy_(rounded(at::full({44}, 1.0 / 7), precision.dtype));
     expected.slice(0, 9, 10).copy_(start.slice(0, 9, 10));
 
-    state.buckets.follow_writes();
+    state.buckets.masters().follow_writes();
     expect_equal(master_of(communicator, state, 1), start, "before anybody has told of the write");
-    state.buckets.note_written(state.buckets.bucket_of(1));
-    state.buckets.follow_writes();
+    state.buckets.masters().note_written(state.buckets.bucket_of(1));
+    state.buckets.masters().follow_writes();
     expect_equal(master_of(communicator, state, 1), expected, "after the write");
     expect_equal(master_of(communicator, state, 0),
                  precision.from_fp32 ? thirds(0, 0) : rounded(thirds(0, 0), precision.dtype),
@@ -132,14 +132,14 @@ TEST_CASE("master weights: written elements are taken over, and the others keep 
 
     // follow_writes() applies a noted write once. This second write is not noted yet.
     leaf.fill_(2);
-    state.buckets.follow_writes();
+    state.buckets.masters().follow_writes();
     expect_equal(master_of(communicator, state, 1), expected, "nobody has told of the second write");
     // A noted write to a frozen parameter has no effect: frozen parameters have no master weights.
     state.leaves[2].fill_(5);
-    state.buckets.note_written(state.buckets.bucket_of(2));
-    state.buckets.follow_writes();
-    state.buckets.note_written(state.buckets.bucket_of(1));
-    state.buckets.follow_writes();
+    state.buckets.masters().note_written(state.buckets.bucket_of(2));
+    state.buckets.masters().follow_writes();
+    state.buckets.masters().note_written(state.buckets.bucket_of(1));
+    state.buckets.masters().follow_writes();
     expect_equal(master_of(communicator, state, 1), at::full({130}, 2.0), "the second write");
   });
 }
