@@ -119,7 +119,8 @@ const char* words_of_activity(Activity activity) {
 
 }  // namespace
 
-ActivityBoard::ActivityBoard(int ranks) : file_(name_of_activity_file().c_str(), sizeof(ActivityNow), ranks) {}
+ActivityBoard::ActivityBoard(int ranks)
+    : file_(name_of_activity_file().c_str(), sizeof(ActivityNow), ranks) {}
 
 ActivityNow ActivityBoard::of(int local_rank) const {
   ActivityNow entry;
