@@ -82,11 +82,18 @@ TEST_CASE("A job that is stopped as a whole goes on, however long its ranks woul
   await_steps(job);
   const std::vector<pid_t> ranks = ranks_of(job);
   REQUIRE(ranks.size() == kRestartedRanks);
-  // The launcher is stopped first and continued last, so it sees its ranks in all states.
+  // Rank 0 surely waits for rank 1 when it is stopped, and again when it goes on.
+  const auto pause = [](int milliseconds) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+  };
+  ::kill(ranks[1], SIGSTOP);
+  pause(300);
   job.signal(SIGSTOP);
-  for (const pid_t rank : ranks) ::kill(rank, SIGSTOP);
-  std::this_thread::sleep_for(std::chrono::milliseconds(4500));
-  for (const pid_t rank : ranks) ::kill(rank, SIGCONT);
+  ::kill(ranks[0], SIGSTOP);
+  pause(4500);
+  ::kill(ranks[0], SIGCONT);
+  pause(100);
+  ::kill(ranks[1], SIGCONT);
   job.signal(SIGCONT);
   job.create_file("go");
   const Result result = job.finish(60);
