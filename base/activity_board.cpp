@@ -11,6 +11,7 @@
 #include <cstring>
 #include <exception>
 #include <initializer_list>
+#include <mutex>
 
 namespace zerorun {
 namespace {
@@ -78,6 +79,17 @@ Activity exchange(ActivityNow& entry, Activity activity) {
   const Activity before = std::atomic_ref(entry.activity).exchange(activity, std::memory_order_relaxed);
   count_change(entry);
   return before;
+}
+
+// Whether there is a launcher that reads texts. Rank-threads would write them to one place.
+bool has_reader() {
+  return current_entry().process != 0;
+}
+
+// Of texts, which several threads of a rank may write.
+std::mutex& text_mutex() {
+  static std::mutex mutex;
+  return mutex;
 }
 
 template <size_t kSize>
@@ -181,10 +193,13 @@ ActivityScope::~ActivityScope() {
 }
 
 ShownWait::ShownWait(std::string_view kind, std::string_view label, std::string_view reason)
-    : is_shown_(driving_thread != 0), exceptions_(std::uncaught_exceptions()) {
+    : is_shown_(driving_thread != 0 && has_reader()), exceptions_(std::uncaught_exceptions()) {
   if (!is_shown_) return;
   ActivityNow& entry = current_entry();
-  put_text(entry.wait, {kind, kind.empty() ? "" : " of ", label, reason.empty() ? "" : " ", reason});
+  {
+    const std::lock_guard lock(text_mutex());
+    put_text(entry.wait, {kind, kind.empty() ? "" : " of ", label, reason.empty() ? "" : " ", reason});
+  }
   std::atomic_ref(entry.waiters).fetch_add(1, std::memory_order_relaxed);
   count_change(entry);
 }
@@ -200,20 +215,28 @@ ShownWait::~ShownWait() {
   std::atomic_ref(entry.waiters).fetch_sub(1, std::memory_order_relaxed);
 }
 
-ProgramPart::ProgramPart(std::string_view name) : is_shown_(driving_thread != 0 || ::gettid() == ::getpid()) {
-  if (!is_shown_) return;
+ProgramPart::ProgramPart(std::string_view name) : is_shown_(false) {
+  if (driving_thread == 0 && ::gettid() != ::getpid()) return;
   activity::drive();
+  is_shown_ = has_reader();
+  if (!is_shown_) return;
   ActivityNow& entry = current_entry();
   go_on(entry);
-  before_ = entry.part;
-  put_text(entry.part, {name});
+  {
+    const std::lock_guard lock(text_mutex());
+    before_ = entry.part;
+    put_text(entry.part, {name});
+  }
   count_change(entry);
 }
 
 ProgramPart::~ProgramPart() {
   if (!is_shown_) return;
   ActivityNow& entry = current_entry();
-  entry.part = before_;
+  {
+    const std::lock_guard lock(text_mutex());
+    entry.part = before_;
+  }
   count_change(entry);
 }
 

@@ -37,15 +37,15 @@ enum class Activity : int32_t {
 
 /// What the board shows of one rank. Plain memory: the launcher may read it while the rank writes.
 struct ActivityNow {
-  int64_t process = 0;       // whose entry it is; 0: nobody has joined
-  int64_t thread = 0;        // the system's number of the driving thread that changed something last
-  uint64_t changes = 0;      // a sign of life
+  int64_t process = 0;   // whose entry it is; 0: nobody has joined
+  int64_t thread = 0;    // the system's number of the driving thread that changed something last
+  uint64_t changes = 0;  // a sign of life
   Activity activity = {};
-  int32_t waiters = 0;       // driving threads that wait for other ranks
-  int32_t has_given_up = 0;  // the last wait has failed, and nothing has been done since
-  int32_t stack_signal = 0;  // makes the process write its stack; 0: it cannot
-  int32_t stack_file = -1;   // the process's descriptor of the memory file to which it writes
-  int32_t stacks = 0;        // that it has written
+  int32_t waiters = 0;           // driving threads that wait for other ranks
+  int32_t has_given_up = 0;      // the last wait has failed, and nothing has been done since
+  int32_t stack_signal = 0;      // makes the process write its stack; 0: it cannot
+  int32_t stack_file = -1;       // the process's descriptor of the memory file to which it writes
+  int32_t stacks = 0;            // that it has written
   std::array<char, 256> wait{};  // for what it waits, or waited last
   std::array<char, 96> part{};   // the part of the program in which it is, if the program says so
 };

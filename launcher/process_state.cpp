@@ -47,7 +47,7 @@ std::string demangled(const std::string& name) {
 std::string readable(const std::string& line) {
   constexpr size_t kLongest = 160;
   const size_t open = line.find('('), close = line.find(')', open);
-  if (open == std::string::npos || close == std::string::npos) return line;
+  if (open == std::string::npos || close == std::string::npos) return line.substr(line.rfind('/') + 1);
   const std::string file = line.substr(0, open).substr(line.rfind('/', open) + 1);
   const std::string place = line.substr(open + 1, close - open - 1);
   const size_t plus = place.rfind('+');

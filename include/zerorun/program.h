@@ -1,5 +1,6 @@
 // run_program() for the body of main(): turns errors into one message and an exit code. UserError reports a
-// user's mistake. ProgramPart: what a program does, for the report about a rank that hangs. Needs no LibTorch.
+// user's mistake. ProgramPart: what a program does, for the report about a rank that hangs. Needs no
+// LibTorch.
 #pragma once
 
 #include "base/activity_board.h"

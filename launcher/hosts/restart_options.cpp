@@ -36,8 +36,7 @@ void RestartValues::add_to(CLI::App& app, LaunchOptions& options) {
       ->needs(fewest);
   app.add_option(
          "--hung_after,--hung-after", options.hung_after_seconds,
-         "Time after which a rank without progress, for which others wait, hangs, and the job is ended or "
-         "started again; without it --timeout")
+         "A rank without progress, for which others wait, is ended after this time; without it --timeout")
       ->type_name("SECONDS")
       ->check(checks::seconds(0, false, kLongestTimeout));
 }

@@ -3,9 +3,9 @@
 //   restarted_program FOLDER STEPS SAVE_EVERY STAGE PRECISION
 //
 // Rank R appends a line to FOLDER/rankR for each step, just before it ends: "STEP LOSS SAMPLE...", and times
-// of its attempt as "# began|read|stepped SECONDS". The last step waits until there is a file FOLDER/go. Where
-// there is a file FOLDER/hang.R.STEP.PLACE, rank R removes it and hangs there: in the data loader ("loader"),
-// in forward ("forward"), or between steps ("program").
+// of its attempt as "# began|read|stepped SECONDS". The last step waits until there is a file FOLDER/go.
+// Where there is a file FOLDER/hang.R.STEP.PLACE, rank R removes it and hangs there: in the data loader
+// ("loader"), or in forward ("forward").
 #include <fcntl.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -88,7 +88,6 @@ void await(const fs::path& file) {
 void hang_if_wanted(const fs::path& folder, int rank, int64_t step, const std::string& place) {
   const std::string name = "hang." + std::to_string(rank) + "." + std::to_string(step) + "." + place;
   if (!fs::remove(folder / name)) return;
-  append(folder / "hangs", name);
   for (;;) std::this_thread::sleep_for(1h);
 }
 
@@ -130,7 +129,6 @@ int run(const fs::path& folder, int64_t steps, int64_t save_every, const std::st
       engine.step();
       position.advance();
     }
-    hang_if_wanted(folder, rank, step, "program");
     if (is_first) append(log, "# stepped " + seconds_now());
     is_first = false;
     if (step % save_every == save_every - 1) engine.save_checkpoint(folder / "saves", "", {.keep_last = 3});

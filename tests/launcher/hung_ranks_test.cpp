@@ -64,7 +64,7 @@ TEST_CASE("a rank that makes no progress while another one waits is named, and t
 TEST_CASE("without a rank that waits, or before its time, nothing hangs") {
   for (const bool waits : {false, true}) {
     Launched job({.options = {"--num_gpus", "2", "--hung_after", waits ? "60" : "0.5"},
-                  .script = (waits ? kWaitsInStep6 : std::string()) + "sleep 1"});
+                  .script = (waits ? kWaitsInStep6 : std::string()) + "sleep 0.9"});
     const Result result = job.finish();
     CHECK(result.exit_code == 0);
     CHECK_THAT(result.err, !Contains("hang"));
