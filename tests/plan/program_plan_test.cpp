@@ -21,7 +21,7 @@ namespace zerorun::testing {
 namespace {
 
 constexpr int64_t kRows = 4, kLength = 64;
-const samples::Gpt2Options kGpt2{.layers = 4, .hidden = 64, .heads = 4, .vocab = 96, .positions = kLength};
+const samples::Gpt2Options kGpt2{.layers = 8, .hidden = 64, .heads = 4, .vocab = 96, .positions = kLength};
 
 struct ProgramSetting {
   int stage;
@@ -49,7 +49,7 @@ PlanReport plan_of_gpt2(samples::Gpt2Impl& model, const ProgramSetting& how) {
                                  how.is_masked);
                            }};
   return plan_training(std::move(training), program_config(how), "test",
-                       {.world_size = how.ranks, .with_others = false});
+                       {.world_size = how.ranks, .hosts = how.ranks, .with_others = false});
 }
 
 void check_near(const std::string& what, int64_t planned, int64_t measured, double tolerance) {
@@ -79,7 +79,8 @@ void compare_with_training(const ProgramSetting& how) {
         for (int step = 0; step < 3 * how.accumulation; ++step) {
           const AllocatedBytes allocated;
           engine.backward(masked_loss(*model, tokens, how.is_masked));
-          activations = std::max(activations, allocated.peak());
+          // Gathers of the first window are reported too.
+          if (step >= 2 * how.accumulation) activations = std::max(activations, allocated.peak());
           note_peak(peak, engine);
           engine.step();
           note_peak(peak, engine);
@@ -104,6 +105,9 @@ constexpr char kSgdConfig[] = R"({"train_micro_batch_size_per_gpu": 1,
 }  // namespace
 
 TEST_CASE("A plan of a program has the activations of its training") {
+  // oneDNN's kernels copy operands of 16 bits into workspaces, on some processors only.
+  const bool with_onednn = at::globalContext().userEnabledMkldnn();
+  at::globalContext().setUserEnabledMkldnn(false);
   const std::string recomputes[] = {"", R"("every": 1)", R"("every": 2)", R"("budget": "1M")"};
   for (const auto& [stage, precision, recompute] : settings(4, 2, 4)) {
     const ProgramSetting how{.stage = stage,
@@ -115,6 +119,7 @@ TEST_CASE("A plan of a program has the activations of its training") {
     CAPTURE(how.stage, how.is_bf16, how.is_masked, how.recompute, how.ranks, how.accumulation);
     CHECK_NOTHROW(compare_with_training(how));
   }
+  at::globalContext().setUserEnabledMkldnn(with_onednn);
 }
 
 TEST_CASE("A plan leaves a model as it was: with values, deferred, with gradients, and in another dtype") {
@@ -151,9 +156,9 @@ TEST_CASE("A plan says why activations are not known, and has everything else") 
   std::ofstream(config) << kSgdConfig;
   const PlanReport report = plan_training(model, config, {.memory = 1 << 20}, forward);
   CHECK(!report.plan.activations);
-  CHECK(report.plan.peak.parameters == 32);
+  CHECK(report.plan.peak.parameters == 64);  // 8 elements, padded to 64 bytes
   CHECK_THAT(report.unknown_activations,
-             Catch::Contains("cannot run without values") && Catch::Contains("item"));
+             Catch::Contains("cannot run without values") && Catch::Contains("_local_scalar_dense"));
   CHECK_THAT(to_text(report), Catch::Contains(report.unknown_activations) &&
                                   Catch::Contains("left for activations and everything else"));
   CHECK_THAT(to_json_text(report), Catch::Contains("\"unknown_activations\": \"the forward"));
