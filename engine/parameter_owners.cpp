@@ -4,6 +4,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "engine/has_engine.h"
+
 namespace zerorun {
 namespace {
 
@@ -24,6 +26,11 @@ std::unordered_map<const c10::TensorImpl*, Owner>& owners() {
 }
 
 }  // namespace
+
+bool has_engine(const at::Tensor& parameter) {
+  const std::lock_guard lock(mutex());
+  return owners().contains(parameter.unsafeGetTensorImpl());
+}
 
 OwnedParameters::OwnedParameters(std::span<const NamedParameter> parameters, std::function<void(int)> lost)
     : lost_(std::move(lost)) {

@@ -2,12 +2,18 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/OpMathType.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <sys/mman.h>
 #include <torch/library.h>
 
@@ -37,8 +43,9 @@ Tensor index_select(const Tensor& self, int64_t dim, const Tensor& index) {
   return at::empty(sizes, self.options());
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the dispatcher compares the types of kernels
 Tensor embedding_dense_backward(const Tensor& gradient, const Tensor& /*indices*/, c10::SymInt count,
-                                const c10::SymInt& /*padding*/, bool /*scales*/) {
+                                c10::SymInt /*padding*/, bool /*scales*/) {
   return at::empty({count.expect_int(), gradient.size(-1)}, gradient.options());
 }
 
@@ -84,6 +91,24 @@ Triple flash_attention_backward(const Tensor& /*gradient*/, const Tensor& query,
   return {of_heads(query, query.sizes()), of_heads(key, key.sizes()), of_heads(value, value.sizes())};
 }
 
+// LibTorch's own function takes the way that keeps all scores, since it asks only devices with memory.
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                 const std::optional<Tensor>& given_mask, double dropout, bool is_causal,
+                 std::optional<double> scale, bool has_key_groups) {
+  const auto way = static_cast<at::SDPBackend>(
+      at::_fused_sdp_choice(query, key, value, given_mask, dropout, is_causal, scale, has_key_groups));
+  std::optional<Tensor> mask = given_mask;
+  if (mask && mask->defined() && mask->scalar_type() == at::kBool) {
+    const Tensor zero = at::zeros({}, query.options());
+    mask = at::where(*mask, zero, zero);
+  }
+  if (way == at::SDPBackend::flash_attention)
+    return std::get<0>(
+        at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, is_causal, mask, scale));
+  return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, is_causal, {},
+                                                            scale, has_key_groups));
+}
+
 // The tensor's sizes, strides and dtype on the CPU, with zeros. Pages take memory only if they are written.
 Tensor cpu_zeros(const Tensor& meta) {
   const size_t bytes = std::max<size_t>(
@@ -99,9 +124,12 @@ Tensor cpu_zeros(const Tensor& meta) {
 // Runs an operator's kernel for CPUs on zeros.
 class OnZeros {
  public:
-  void take_arguments(torch::jit::Stack& stack, size_t count) {
-    for (auto value = stack.end() - static_cast<std::ptrdiff_t>(count); value != stack.end(); ++value)
-      each_tensor(*value, [this](const Tensor& tensor) { return on_cpu(tensor); });
+  void take_arguments(torch::jit::Stack& stack, const std::vector<c10::Argument>& arguments) {
+    auto value = stack.end() - static_cast<std::ptrdiff_t>(arguments.size());
+    for (const c10::Argument& argument : arguments) {
+      const bool is_written = argument.alias_info() && argument.alias_info()->isWrite();
+      each_tensor(*value++, [&](const Tensor& tensor) { return on_cpu(tensor, is_written); });
+    }
   }
   void give_results(torch::jit::Stack& stack, size_t count) {
     for (auto value = stack.end() - static_cast<std::ptrdiff_t>(count); value != stack.end(); ++value)
@@ -124,18 +152,27 @@ class OnZeros {
       value = std::move(changed);
     }
   }
-  Tensor on_cpu(const Tensor& tensor) {
+  // Only LibTorch's own memory can be resized, as results may be.
+  Tensor on_cpu(const Tensor& tensor, bool is_written) {
     if (!tensor.defined() || !tensor.is_meta() || tensor.layout() != at::kStrided) return tensor;
-    return made_.emplace_back(tensor, cpu_zeros(tensor)).second;
+    Tensor zeros =
+        is_written
+            ? at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU)).zero_()
+            : cpu_zeros(tensor);
+    return made_.emplace_back(tensor, std::move(zeros)).second;
   }
   // An argument that the operator returns stays the program's tensor.
   Tensor on_meta(const Tensor& tensor) const {
     if (!tensor.defined() || tensor.layout() != at::kStrided) return tensor;
     const auto given =
         std::ranges::find_if(made_, [&](const auto& each) { return each.second.is_same(tensor); });
-    if (given == made_.end())
-      return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
-    if (given->first.sizes() != tensor.sizes()) given->first.resize_(tensor.sizes());
+    if (given != made_.end() && given->first.sizes() == tensor.sizes()) return given->first;
+    const Tensor made =
+        at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+    if (given == made_.end()) return made;
+    c10::TensorImpl& resized = *given->first.unsafeGetTensorImpl();
+    resized.set_storage_keep_dtype(made.storage());
+    resized.set_sizes_and_strides(made.sizes(), made.strides());
     return given->first;
   }
 
@@ -144,7 +181,7 @@ class OnZeros {
 
 void run_on_zeros(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
   OnZeros zeros;
-  zeros.take_arguments(*stack, op.schema().arguments().size());
+  zeros.take_arguments(*stack, op.schema().arguments());
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   zeros.give_results(*stack, op.schema().returns().size());
 }
@@ -168,11 +205,11 @@ bool needs_kernel(const std::string& name) {
 }  // namespace
 
 struct MetaOperators::Registrations {
-  torch::Library& of(const std::string& space) {
-    std::unique_ptr<torch::Library>& library = libraries[space];
+  torch::Library& of(const std::string& space, c10::DispatchKey key = c10::DispatchKey::Meta) {
+    std::unique_ptr<torch::Library>& library = libraries[{space, key}];
     if (!library)
-      library = std::make_unique<torch::Library>(torch::Library::IMPL, space,
-                                                 std::optional(c10::DispatchKey::Meta), __FILE__, __LINE__);
+      library = std::make_unique<torch::Library>(torch::Library::IMPL, space, std::optional(key), __FILE__,
+                                                 __LINE__);
     return *library;
   }
   // In Python torch has kernels of its own, which stay.
@@ -181,7 +218,7 @@ struct MetaOperators::Registrations {
     if (needs_kernel(name)) of("aten").impl(name.c_str(), kernel);
   }
 
-  std::map<std::string, std::unique_ptr<torch::Library>> libraries;
+  std::map<std::pair<std::string, c10::DispatchKey>, std::unique_ptr<torch::Library>> libraries;
 };
 
 MetaOperators::MetaOperators() : registrations_(std::make_unique<Registrations>()) {
@@ -193,7 +230,8 @@ MetaOperators::MetaOperators() : registrations_(std::make_unique<Registrations>(
   all.add("_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
   all.add("_scaled_dot_product_flash_attention_for_cpu_backward", &flash_attention_backward);
   const auto on_zeros = [] { return torch::CppFunction::makeFromBoxedFunction<&run_on_zeros>(); };
-  // LibTorch's own choice on the meta device is always the way that keeps all scores.
+  for (const c10::DispatchKey key : {c10::DispatchKey::AutogradMeta, c10::DispatchKey::Meta})
+    all.of("aten", key).impl("scaled_dot_product_attention", &attention);
   all.of("aten").impl("_fused_sdp_choice", on_zeros());
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "zero/deferred_init.h"
+#include "engine/has_engine.h"
 #include "zero/interception.h"
 
 namespace zerorun {
@@ -36,7 +36,7 @@ ModelOnMeta::ModelOnMeta(const Model& model) {
   for (const auto* named : {&model.parameters, &model.buffers, &model.unsaved_buffers}) {
     for (const auto& [name, tensor] : *named) {
       if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-      if (owner_of(tensor) && !is_deferred(tensor))
+      if (has_engine(tensor))
         throw UserError(name + " belongs to an engine: plan a training before initialize(), or with a copy");
       metas.push_back(at::empty_strided(tensor.sizes(), tensor.strides(),
                                         at::dtype(tensor.scalar_type()).device(at::kMeta)));

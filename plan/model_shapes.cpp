@@ -83,7 +83,9 @@ ModelShapes shapes_of_folder(const std::filesystem::path& path) {
 
 ModelShapes shapes_of_size(int64_t numel) {
   constexpr int64_t kSide = 4096;
-  const int64_t matrix = std::max<int64_t>(std::min(kSide * kSide, numel / 64), 1);
+  // Large models have larger matrices rather than more of them: Llama 70B has 562.
+  const int64_t largest = std::max(kSide * kSide, numel / 512);
+  const int64_t matrix = std::max<int64_t>(std::min(largest, numel / 64), 1);
   ModelShapes shapes;
   for (int64_t begin = 0; begin < numel; begin += matrix) {
     shapes.parameters.push_back({.name = "parameter " + std::to_string(shapes.parameters.size()),

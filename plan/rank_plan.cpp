@@ -64,11 +64,12 @@ void add(SentPerStep& sum, const SentPerStep& after, const SentPerStep& before, 
     sum.*count += static_cast<double>(times) * (after.*count - before.*count);
 }
 
-// What an exception says, without LibTorch's stack of calls.
+// What an exception says, without LibTorch's stack of calls and advice.
 std::string message_of(const std::exception& error) {
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
   const std::string text = of_torch ? of_torch->what_without_backtrace() : error.what();
-  return text.substr(0, text.find('\n'));
+  const std::string first = text.substr(0, text.find('\n'));
+  return of_torch ? first.substr(0, first.find(". ")) : first;
 }
 
 // The forward and the backward of one micro-step.

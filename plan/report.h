@@ -23,7 +23,7 @@ struct RankPlan {
   BytesByCategory peak;  // each category's largest number, between calls of the engine
   /// The most bytes that a micro-step's forward and backward hold at a time besides `peak`: activations, and
   /// gradients on their way to buckets. Absent without the program's forward.
-  std::optional<int64_t> activations;
+  std::optional<int64_t> activations = {};
   SentPerStep sent;
   int64_t file_bytes_per_step = 0;  // written to files in one optimizer step
 
@@ -52,12 +52,12 @@ struct PlanReport {
   PlanRequest request;
   int64_t parameters = 0;
   int64_t tensors = 0;
-  RankPlan plan;
+  RankPlan plan = {};
   /// Why activations are not known, if the program's forward was to be run.
-  std::string unknown_activations;
-  std::vector<PlanOfWorld> others;
+  std::string unknown_activations = {};
+  std::vector<PlanOfWorld> others = {};
   /// Absent if the plan fits, or nothing makes it fit.
-  std::optional<FittingConfig> fitting;
+  std::optional<FittingConfig> fitting = {};
 
   bool fits() const { return !request.memory || plan.memory() <= *request.memory; }
 };

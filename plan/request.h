@@ -8,12 +8,12 @@ namespace zerorun {
 
 struct PlanRequest {
   int world_size = 1;
-  int hosts = 1;                  // a divisor of world_size
-  bool on_gpu = false;            // else on CPUs
-  std::optional<int64_t> memory;  // bytes of each rank
-  std::optional<double> step_seconds;
-  std::optional<double> endurance;  // bytes
-  bool with_others = true;          // other numbers of ranks
+  int hosts = 1;                       // a divisor of world_size
+  bool on_gpu = false;                 // else on CPUs
+  std::optional<int64_t> memory = {};  // bytes of each rank
+  std::optional<double> step_seconds = {};
+  std::optional<double> endurance = {};  // bytes
+  bool with_others = true;               // other numbers of ranks
   bool json = false;
 };
 

@@ -99,7 +99,7 @@ void check(const PlanRequest& request) {
 }
 
 PlanReport empty_report(const Model& model, const PlanRequest& request) {
-  PlanReport report{.request = request, .plan = {}, .unknown_activations = {}, .others = {}, .fitting = {}};
+  PlanReport report{.request = request};
   std::set<const void*> seen;
   for (const auto& [name, parameter] : model.parameters) {
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;

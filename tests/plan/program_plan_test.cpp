@@ -21,7 +21,7 @@ namespace zerorun::testing {
 namespace {
 
 constexpr int64_t kRows = 4, kLength = 64;
-const samples::Gpt2Options kGpt2{.layers = 4, .hidden = 64, .heads = 4, .vocab = 96, .positions = kLength};
+const samples::Gpt2Options kGpt2{.layers = 8, .hidden = 64, .heads = 4, .vocab = 96, .positions = kLength};
 
 struct ProgramSetting {
   int stage;
@@ -49,7 +49,7 @@ PlanReport plan_of_gpt2(samples::Gpt2Impl& model, const ProgramSetting& how) {
                                  how.is_masked);
                            }};
   return plan_training(std::move(training), program_config(how), "test",
-                       {.world_size = how.ranks, .with_others = false});
+                       {.world_size = how.ranks, .hosts = how.ranks, .with_others = false});
 }
 
 void check_near(const std::string& what, int64_t planned, int64_t measured, double tolerance) {
@@ -61,7 +61,9 @@ void check_near(const std::string& what, int64_t planned, int64_t measured, doub
 // Trains, and compares with the plan what the engine counts, and the peak of LibTorch's own reports.
 void compare_with_training(const ProgramSetting& how) {
   samples::Gpt2 shapes(kGpt2);
-  const RankPlan plan = plan_of_gpt2(*shapes, how).plan;
+  const PlanReport report = plan_of_gpt2(*shapes, how);
+  const RankPlan& plan = report.plan;
+  expect(plan.activations.has_value(), "not known: " + report.unknown_activations);
   run_ranks(
       how.ranks,
       [&](std::shared_ptr<Communicator> communicator) {
@@ -77,12 +79,12 @@ void compare_with_training(const ProgramSetting& how) {
         for (int step = 0; step < 3 * how.accumulation; ++step) {
           const AllocatedBytes allocated;
           engine.backward(masked_loss(*model, tokens, how.is_masked));
-          activations = std::max(activations, allocated.peak());
+          // Gathers of the first window are reported too.
+          if (step >= 2 * how.accumulation) activations = std::max(activations, allocated.peak());
           note_peak(peak, engine);
           engine.step();
           note_peak(peak, engine);
         }
-        expect(plan.activations.has_value(), "activations are known");
         check_near("activations", *plan.activations, activations, 0.05);
         check_near("states", plan.peak.model_states(), peak.model_states(), 0.01);
         check_near("buckets", plan.peak.buckets, peak.buckets, 0.01);
@@ -103,6 +105,9 @@ constexpr char kSgdConfig[] = R"({"train_micro_batch_size_per_gpu": 1,
 }  // namespace
 
 TEST_CASE("A plan of a program has the activations of its training") {
+  // oneDNN's kernels copy operands of 16 bits into workspaces, on some processors only.
+  const bool with_onednn = at::globalContext().userEnabledMkldnn();
+  at::globalContext().setUserEnabledMkldnn(false);
   const std::string recomputes[] = {"", R"("every": 1)", R"("every": 2)", R"("budget": "1M")"};
   for (const auto& [stage, precision, recompute] : settings(4, 2, 4)) {
     const ProgramSetting how{.stage = stage,
@@ -114,6 +119,7 @@ TEST_CASE("A plan of a program has the activations of its training") {
     CAPTURE(how.stage, how.is_bf16, how.is_masked, how.recompute, how.ranks, how.accumulation);
     CHECK_NOTHROW(compare_with_training(how));
   }
+  at::globalContext().setUserEnabledMkldnn(with_onednn);
 }
 
 TEST_CASE("A plan leaves a model as it was: with values, deferred, with gradients, and in another dtype") {
@@ -150,9 +156,9 @@ TEST_CASE("A plan says why activations are not known, and has everything else") 
   std::ofstream(config) << kSgdConfig;
   const PlanReport report = plan_training(model, config, {.memory = 1 << 20}, forward);
   CHECK(!report.plan.activations);
-  CHECK(report.plan.peak.parameters == 32);
+  CHECK(report.plan.peak.parameters == 64);  // 8 elements, padded to 64 bytes
   CHECK_THAT(report.unknown_activations,
-             Catch::Contains("cannot run without values") && Catch::Contains("item"));
+             Catch::Contains("cannot run without values") && Catch::Contains("_local_scalar_dense"));
   CHECK_THAT(to_text(report), Catch::Contains(report.unknown_activations) &&
                                   Catch::Contains("left for activations and everything else"));
   CHECK_THAT(to_json_text(report), Catch::Contains("\"unknown_activations\": \"the forward"));

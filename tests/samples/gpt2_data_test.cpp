@@ -172,4 +172,32 @@ TEST_CASE("gpt2: mistakes about data and tokenizers are one message") {
   }
 }
 
+TEST_CASE("gpt2 --plan says what the training would take, and starts none") {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 2, 1);
+  const std::string gpt2 =
+      kBin + "gpt2 --deepspeed " + config + " --layers 2 --hidden 64 --heads 4 --seq 16 ";
+  const auto plan = [&](const std::string& flags) {
+    const Outcome outcome = run(folder, gpt2 + flags);
+    INFO(outcome.err);
+    REQUIRE(outcome.exit_code == 0);
+    return nlohmann::json::parse(outcome.out);
+  };
+  const nlohmann::json one = plan("--plan --world 2 --json --no-others");
+  CHECK(one.at("parameters") == 64 * (256 + 16) + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64);
+  const nlohmann::json bytes = one.at("rank").at("bytes");
+  CHECK(bytes.at("activations") > 4 * 2 * 16 * 256);  // at least the logits
+  CHECK(bytes.at("moments") == Approx(one.at("parameters").get<double>() * 8 / 2).epsilon(0.02));
+  const nlohmann::json split = plan("--tensor-parallel 2 --plan --world 2 --json --no-others");
+  CHECK(split.at("rank").at("bytes").at("moments") ==
+        Approx(bytes.at("moments").get<double>()).epsilon(0.05));
+  CHECK(split.at("rank").at("bytes").at("activations") < bytes.at("activations"));
+  const Outcome text = run(folder, gpt2 + "--plan --world 4 --hosts 2 --device cuda --memory 1M");
+  CHECK(text.exit_code == 1);
+  CHECK_THAT(text.out, Contains("4 ranks on GPUs, 2 hosts") && Contains("does not fit into 1.00 MiB"));
+  CHECK_THAT(run(folder, gpt2 + "--plan --help").out,
+             Contains("The options before --plan are those of a run"));
+  CHECK_THAT(run(folder, gpt2 + "--plan --world 3 --hosts 2").err, Contains("do not divide among 2 hosts"));
+}
+
 }  // namespace zerorun::testing
