@@ -122,6 +122,22 @@ def test_the_programs_optimizer_overrides_the_configs(caplog):
     assert torch.allclose(model.weight.detach(), before - 0.5)
 
 
+def test_states_of_the_program_and_of_the_config():
+    bf16 = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True, "bf16_optimizer_states": True}}
+    model = torch.nn.Linear(4, 4)
+    with pytest.raises(AssertionError, match="DeepSpeedCPUAdam keeps them in fp32: make it with fp32_optimizer_states=False"):
+        zerorun.initialize(model=model, optimizer=zerorun.ops.adam.DeepSpeedCPUAdam(model.parameters()), config=bf16)
+    engine = zerorun.initialize(model=model, config=bf16, optimizer=zerorun.ops.adam.DeepSpeedCPUAdam(
+        model.parameters(), fp32_optimizer_states=False))[0]
+    with engine.no_sync():
+        engine.backward(engine(torch.ones(1, 4, dtype=torch.bfloat16)).sum())
+        with pytest.raises(AssertionError, match="inside a no_sync.. scope"):
+            engine.step()
+    engine.backward(engine(torch.ones(1, 4, dtype=torch.bfloat16)).sum())
+    engine.step()
+    assert engine.global_steps == 1
+
+
 def test_the_program_owns_the_boundary():
     engine = make(managed_gradient_accumulation=False)[0]
     with pytest.raises(AssertionError, match="set_gradient_accumulation_boundary.. with .managed_gradient_accumulation") as error:

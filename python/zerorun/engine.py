@@ -17,7 +17,8 @@ from .errors import FailedAssertion, not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
-from .inputs import buffers_of, given_config, names_optimizer, read_config, refuse_lone_ranks, refuse_models, without_optimizer
+from .inputs import (buffers_of, given_config, names_optimizer, read_config, refuse_lone_ranks, refuse_models, refuse_other_states,
+                     tag_validation_of, without_optimizer)
 from .mesh import mesh_of
 from .model_facts import attention_heads, fp32_buffers
 from .model_watch import ModelWatch
@@ -79,6 +80,7 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
                  arguments=None, mesh=None, tensor_plan=None):
         super().__init__()
         config_text = config_text if optimizer is None else without_optimizer(config_text)
+        refuse_other_states(optimizer, config_text)
         if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
             chosen = model_parameters if model_parameters is not None else model.parameters()
             optimizer = optimizer([p for p in chosen] if not isinstance(chosen, list) else chosen)
@@ -120,7 +122,8 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
         self._whole_shapes = {id(tensor): tuple(_core.whole_sizes(self._core, tensor)) for tensor in model.parameters()
                               if given.tensor_plan and _core.is_split(self._core, tensor)}
         self._model_watch = ModelWatch(model)
-        self.micro_steps = 0
+        self.micro_steps = self._no_sync_scopes = 0
+        self._tag_validation = tag_validation_of(config_text)
         self._hooks = ModuleHooks()
         self._follow_mode()
         if self.zero_optimization_partition_weights():
@@ -245,6 +248,9 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
     def step(self, lr_kwargs=None):
         """Ends a micro-step. At the accumulation boundary it also clips, updates and advances the schedule, and calls the hooks
         of the optimizer's step."""
+        if self._no_sync_scopes:
+            raise FailedAssertion("engine.step() inside a no_sync() scope, where gradients are not reduced: end the scope before the last "
+                                  "backward()")
         self._model_watch.check()
         updates, backwards = self._core.is_boundary(), self._core.backwards()
         self._before_step(backwards if updates else 0, lr_kwargs or {})
@@ -297,9 +303,11 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
         """In this scope the engine takes no backward for the last one before an optimizer step."""
         scope = _core.NoSync(self._core)
         scope.enter()
+        self._no_sync_scopes += 1
         try:
             yield
         finally:
+            self._no_sync_scopes -= 1
             scope.exit()
 
     def set_gradient_accumulation_boundary(self, is_boundary):
