@@ -17,7 +17,7 @@ from .errors import FailedAssertion, not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
-from .inputs import (buffers_of, given_config, names_optimizer, read_config, refuse_lone_ranks, refuse_models, refuse_other_states,
+from .inputs import (buffers_of, given_config, names_optimizer, needs_all_gradients, read_config, refuse_lone_ranks, refuse_models, refuse_other_states,
                      tag_validation_of, without_optimizer)
 from .mesh import mesh_of
 from .model_facts import attention_heads, fp32_buffers
@@ -123,7 +123,7 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
                               if given.tensor_plan and _core.is_split(self._core, tensor)}
         self._model_watch = ModelWatch(model)
         self.micro_steps = self._no_sync_scopes = 0
-        self._tag_validation = tag_validation_of(config_text)
+        self._tag_validation, self._needs_all_gradients = tag_validation_of(config_text), needs_all_gradients(config_text)
         self._hooks = ModuleHooks()
         self._follow_mode()
         if self.zero_optimization_partition_weights():
@@ -253,11 +253,23 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
                                   "backward()")
         self._model_watch.check()
         updates, backwards = self._core.is_boundary(), self._core.backwards()
+        if updates and self._needs_all_gradients:
+            self._refuse_unused()
         self._before_step(backwards if updates else 0, lr_kwargs or {})
         self._core.step()
         self.micro_steps += 1
         if updates:
             self._after_update(backwards, lr_kwargs or {})
+
+    def _refuse_unused(self):
+        """On all ranks, if a parameter of any rank has no gradient."""
+        unused = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad and parameter.grad is None]
+        reason = f"step(): no backward has reached parameter {unused[0]}{f' and {len(unused) - 1} others' if unused[1:] else ''}, and the " \
+            "config has \"ignore_unused_parameters\": false: use it in the loss, freeze it before initialize(), or remove the key" if unused else ""
+        try:
+            self._core.refuse_on_all_ranks(reason.encode(errors="backslashreplace"))
+        except UserError as refusal:
+            raise FailedAssertion(str(refusal)) from None
 
     def _before_step(self, updating_backwards, lr_kwargs):
         self._advance_schedule(lr_kwargs)

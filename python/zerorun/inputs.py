@@ -142,6 +142,13 @@ def tag_validation_of(text):
     return str(section.get("tag_validation", "warn") if isinstance(section, dict) else "warn").lower()
 
 
+def needs_all_gradients(text):
+    """Whether the config says that a parameter without a gradient is an error."""
+    section = _parsed(text).get("zero_optimization")
+    value = section.get("ignore_unused_parameters", True) if isinstance(section, dict) else True
+    return str(value).lower() in ("false", "0")
+
+
 def _parsed(text):
     """The config as a dict; {} if it is none, which the engine's own check finds."""
     try:
