@@ -12,7 +12,8 @@ static constexpr KeyFact checkpoint_rows[] = {
     choice(".tag_validation", "\"Warn\"", "Ignore Warn Fail",
            "what to do when ranks save a checkpoint under different tags")
         .in_any_case("Ignore Warn Fail")
-        .no_effect("if ranks pass different tags, nothing is saved and every rank gets an error"),
+        .no_effect("if ranks pass different tags, nothing is saved and every rank gets an error; a Python "
+                   "program's ranks save under rank 0's tag instead, unless it is Fail"),
     boolean(".load_universal", "false", "load a checkpoint that was saved at another world size")
         .no_effect("every checkpoint can be loaded at any world size"),
     boolean(".use_node_local_storage", "false",

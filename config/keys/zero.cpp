@@ -41,7 +41,9 @@ static constexpr KeyFact zero_rows[] = {
          "maximum number of elements whose optimizer states are read from files at a time, but at least 1 "
          "MiB; 0: no limit; no effect without offload to nvme"),
     boolean(".ignore_unused_parameters", "true", "false: an error for parameters without a gradient")
-        .not_supported("a parameter without a gradient is treated as if its gradient were 0"),
+        .not_supported(
+            "a parameter without a gradient is treated as if its gradient were 0; in a Python program "
+            "step() is an error"),
     boolean(".legacy_stage1", "false", "a key of old DeepSpeed versions").no_effect("there is one stage 1"),
     boolean(".parameter_alignment", "false", "align parameters in flat buffers to 16 bytes")
         .no_effect("each parameter begins at a multiple of 64 bytes"),

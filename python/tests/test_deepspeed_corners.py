@@ -122,6 +122,62 @@ def test_the_programs_optimizer_overrides_the_configs(caplog):
     assert torch.allclose(model.weight.detach(), before - 0.5)
 
 
+def test_states_of_the_program_and_of_the_config():
+    bf16 = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True, "bf16_optimizer_states": True}}
+    model = torch.nn.Linear(4, 4)
+    with pytest.raises(AssertionError, match="DeepSpeedCPUAdam keeps them in fp32: make it with fp32_optimizer_states=False"):
+        zerorun.initialize(model=model, optimizer=zerorun.ops.adam.DeepSpeedCPUAdam(model.parameters()), config=bf16)
+    engine = zerorun.initialize(model=model, config=bf16, optimizer=zerorun.ops.adam.DeepSpeedCPUAdam(
+        model.parameters(), fp32_optimizer_states=False))[0]
+    with engine.no_sync():
+        engine.backward(engine(torch.ones(1, 4, dtype=torch.bfloat16)).sum())
+        with pytest.raises(AssertionError, match="inside a no_sync.. scope"):
+            engine.step()
+    engine.backward(engine(torch.ones(1, 4, dtype=torch.bfloat16)).sum())
+    engine.step()
+    assert engine.global_steps == 1
+
+
+def test_parameters_are_gathered_by_their_own_methods():
+    with zerorun.zero.Init():
+        model = torch.nn.Linear(4, 4)
+    model.weight.all_gather_coalesced([model.weight, model.bias]).wait()
+    before = model.weight.detach().clone()
+    assert model.weight.ds_status.name == "AVAILABLE"
+    config = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+              "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
+    model.weight.partition([model.weight, model.bias])
+    engine = zerorun.initialize(model=model, config=config)[0]
+    assert model.weight.ds_status.name == "NOT_AVAILABLE"
+    model.weight.all_gather()
+    assert torch.equal(model.weight, before) and model.weight.detach().numpy().shape == (4, 4)
+    with torch.no_grad():
+        model.weight.fill_(2)
+    model.weight.partition(has_been_updated=True)
+    assert model.weight.ds_status.name == "NOT_AVAILABLE" and model.weight.eq(2).all()
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    engine.step()
+    assert model.weight.eq(1.5).all()
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_parameters_without_a_gradient_may_be_an_error(stage):
+    model = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)])
+    engine = zerorun.initialize(model=model, config={
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+        "zero_optimization": {"stage": stage, "ignore_unused_parameters": False}})[0]
+    for used in (model[:1], model):
+        for layers in (used, model[:1]):
+            engine.backward(sum(layer(torch.ones(1, 4)).sum() for layer in layers))
+            if engine.is_gradient_accumulation_boundary() and used is not model:
+                with pytest.raises(AssertionError, match="no backward has reached parameter 1.weight and 1 others.*ignore_unused_parameters"):
+                    engine.step()
+                engine.zero_grad()
+                continue
+            engine.step()
+    assert engine.global_steps == 1
+
+
 def test_the_program_owns_the_boundary():
     engine = make(managed_gradient_accumulation=False)[0]
     with pytest.raises(AssertionError, match="set_gradient_accumulation_boundary.. with .managed_gradient_accumulation") as error:

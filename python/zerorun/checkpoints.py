@@ -3,6 +3,8 @@
 import logging
 import os
 
+import torch
+
 from . import client_state as states, zero_to_fp32
 from ._core import CommError, Error, UserError
 from .errors import BadArgument, FailedAssertion, not_supported
@@ -43,6 +45,7 @@ class Checkpoints:
             self._core.refuse_on_all_ranks(reason.encode(errors="backslashreplace"))
         except Error as refusal:
             raise (BadArgument(str(refusal)) if isinstance(failure, BadArgument) else refusal) from failure
+        folder_tag = self._agreed_tag(folder_tag)
         try:
             self._core.save_checkpoint(folder, folder_tag, text, tensors, save_latest, exclude_frozen_parameters, keep_last,
                                        asynchronous)
@@ -51,6 +54,17 @@ class Checkpoints:
         if self._core.rank() == 0:
             zero_to_fp32.leave_script(save_dir)
         return True
+
+    def _agreed_tag(self, tag):
+        """Where ranks pass different tags, rank 0's, with a warning, as checkpoint.tag_validation says. With "fail" the save is refused."""
+        if self._tag_validation == "fail" or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+            return tag
+        of_rank_0 = [tag]
+        torch.distributed.broadcast_object_list(of_rank_0)
+        if of_rank_0[0] != tag and self._tag_validation != "ignore":
+            log.warning("save_checkpoint(): this rank's tag %r is another than rank 0's %r, under which all ranks save", os.fsdecode(tag),
+                        os.fsdecode(of_rank_0[0]))
+        return of_rank_0[0]
 
     def _state_to_save(self, client_state):
         try:

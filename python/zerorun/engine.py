@@ -17,7 +17,8 @@ from .errors import FailedAssertion, not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
-from .inputs import buffers_of, given_config, names_optimizer, read_config, refuse_lone_ranks, refuse_models, without_optimizer
+from .inputs import (buffers_of, given_config, names_optimizer, needs_all_gradients, read_config, refuse_lone_ranks, refuse_models, refuse_other_states,
+                     tag_validation_of, without_optimizer)
 from .mesh import mesh_of
 from .model_facts import attention_heads, fp32_buffers
 from .model_watch import ModelWatch
@@ -80,6 +81,7 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
                  arguments=None, mesh=None, tensor_plan=None):
         super().__init__()
         config_text = config_text if optimizer is None else without_optimizer(config_text)
+        refuse_other_states(optimizer, config_text)
         if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
             chosen = model_parameters if model_parameters is not None else model.parameters()
             optimizer = optimizer([p for p in chosen] if not isinstance(chosen, list) else chosen)
@@ -122,7 +124,8 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
         self._whole_shapes = {id(tensor): tuple(_core.whole_sizes(self._core, tensor)) for tensor in model.parameters()
                               if given.tensor_plan and _core.is_split(self._core, tensor)}
         self._model_watch = ModelWatch(model)
-        self.micro_steps = 0
+        self.micro_steps = self._no_sync_scopes = 0
+        self._tag_validation, self._needs_all_gradients = tag_validation_of(config_text), needs_all_gradients(config_text)
         self._hooks = ModuleHooks()
         self._follow_mode()
         if self.zero_optimization_partition_weights():
@@ -247,13 +250,28 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
     def step(self, lr_kwargs=None):
         """Ends a micro-step. At the accumulation boundary it also clips, updates and advances the schedule, and calls the hooks
         of the optimizer's step."""
+        if self._no_sync_scopes:
+            raise FailedAssertion("engine.step() inside a no_sync() scope, where gradients are not reduced: end the scope before the last "
+                                  "backward()")
         self._model_watch.check()
         updates, backwards = self._core.is_boundary(), self._core.backwards()
+        if updates and self._needs_all_gradients:
+            self._refuse_unused()
         self._before_step(backwards if updates else 0, lr_kwargs or {})
         self._core.step()
         self.micro_steps += 1
         if updates:
             self._after_update(backwards, lr_kwargs or {})
+
+    def _refuse_unused(self):
+        """On all ranks, if a parameter of any rank has no gradient."""
+        unused = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad and parameter.grad is None]
+        reason = f"step(): no backward has reached parameter {unused[0]}{f' and {len(unused) - 1} others' if unused[1:] else ''}, and the " \
+            "config has \"ignore_unused_parameters\": false: use it in the loss, freeze it before initialize(), or remove the key" if unused else ""
+        try:
+            self._core.refuse_on_all_ranks(reason.encode(errors="backslashreplace"))
+        except UserError as refusal:
+            raise FailedAssertion(str(refusal)) from None
 
     def _before_step(self, updating_backwards, lr_kwargs):
         self._advance_schedule(lr_kwargs)
@@ -299,9 +317,11 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
         """In this scope the engine takes no backward for the last one before an optimizer step."""
         scope = _core.NoSync(self._core)
         scope.enter()
+        self._no_sync_scopes += 1
         try:
             yield
         finally:
+            self._no_sync_scopes -= 1
             scope.exit()
 
     def set_gradient_accumulation_boundary(self, is_boundary):

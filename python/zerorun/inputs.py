@@ -116,8 +116,7 @@ def read_config(config):
 
 def names_optimizer(text):
     """Whether the config has an optimizer. The engine checks the text later."""
-    config = _parsed(text)
-    return isinstance(config, dict) and config.get("optimizer") is not None
+    return _parsed(text).get("optimizer") is not None
 
 
 def without_optimizer(text):
@@ -128,11 +127,35 @@ def without_optimizer(text):
     return json.dumps({key: value for key, value in _parsed(text).items() if key != "optimizer"})
 
 
+def refuse_other_states(optimizer, text):
+    """Raises FailedAssertion, as DeepSpeed does, if the program's optimizer is made for fp32 states and the config asks for bf16 ones."""
+    for name in ("bf16", "bfloat16"):
+        section = _parsed(text).get(name)
+        if isinstance(section, dict) and section.get("bf16_optimizer_states") and getattr(optimizer, "fp32_optimizer_states", False):
+            raise FailedAssertion(f"initialize(): the config keeps optimizer states in bf16 ({name}.bf16_optimizer_states), and the program's "
+                                  f"{type(optimizer).__name__} keeps them in fp32: make it with fp32_optimizer_states=False, or remove the key")
+
+
+def tag_validation_of(text):
+    """What the config says of tags that differ between ranks: "ignore", "warn" or "fail"."""
+    section = _parsed(text).get("checkpoint")
+    return str(section.get("tag_validation", "warn") if isinstance(section, dict) else "warn").lower()
+
+
+def needs_all_gradients(text):
+    """Whether the config says that a parameter without a gradient is an error."""
+    section = _parsed(text).get("zero_optimization")
+    value = section.get("ignore_unused_parameters", True) if isinstance(section, dict) else True
+    return str(value).lower() in ("false", "0")
+
+
 def _parsed(text):
+    """The config as a dict; {} if it is none, which the engine's own check finds."""
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError):
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def refuse_lone_ranks(world_size):

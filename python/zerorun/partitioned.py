@@ -54,6 +54,41 @@ def _status(parameter):
     return ZeroParamStatus.AVAILABLE
 
 
+_gathered = WeakIdKeyDictionary()  # for each parameter that the program has gathered: its open scope
+
+
+def _all_gather(parameter):
+    """DeepSpeed's method of such parameters: they have their values on each rank until partition(). A collective."""
+    def all_gather(param_list=None, async_op=False, hierarchy=0):
+        from .zero import GatheredParameters
+
+        for each in [parameter] if param_list is None else param_list:
+            if each not in _gathered:
+                scope = GatheredParameters(each)
+                scope.__enter__()
+                _gathered[each] = scope
+        return _Done()
+
+    return all_gather
+
+
+def _partition(parameter):
+    """Ends what all_gather() has begun; all ranks must have written the same. A collective."""
+    def partition(param_list=None, hierarchy=0, has_been_updated=False, free_data=True):
+        for each in [parameter] if param_list is None else param_list:
+            if each in _gathered:
+                _gathered.pop(each).__exit__(None, None, None)
+
+    return partition
+
+
+class _Done:
+    """What all_gather_coalesced() returns, to wait for."""
+
+    def wait(self, **kwargs):
+        """Has no effect: the values are there."""
+
+
 def _stays(parameter):
     engine = _registry.owner_of(parameter)
     return engine is not None and _core.stays_whole(engine._core, parameter)
@@ -78,6 +113,9 @@ for _name, _value in {
     "ds_numel": lambda parameter: parameter.numel(),
     "ds_status": _status,
     "ds_persist": _stays,
+    "all_gather": _all_gather,
+    "all_gather_coalesced": _all_gather,
+    "partition": _partition,
     "is_external_param": lambda parameter: False,  # no module has to register another's parameter
     "ds_active_sub_modules": lambda parameter: set(),  # modules need no hooks here
 }.items():

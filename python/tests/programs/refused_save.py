@@ -1,6 +1,7 @@
 """What one rank alone cannot save is refused on all ranks, and training goes on; parameters of the engine are gathered.
 refused_save.py STAGE"""
 
+import os
 import sys
 import tempfile
 
@@ -21,8 +22,11 @@ for rank in range(2):
     except zerorun.UserError as error:
         assert "client_state['args']" in str(error), error
     step(engine)
+engine.save_checkpoint(folders[0], tag=f"of_rank_{engine.global_rank}")
+assert engine.load_checkpoint(folders[0])[0] == os.path.join(folders[0], "of_rank_0") and "of_rank_1" not in os.listdir(folders[0])
+strict = make(int(sys.argv[1]), checkpoint={"tag_validation": "Fail"})
 try:
-    engine.save_checkpoint(folders[0], tag=f"of_rank_{engine.global_rank}")
+    strict.save_checkpoint(folders[0], tag=f"of_rank_{engine.global_rank}")
     raise ZeroDivisionError("ranks saved under two tags")
 except AssertionError as error:  # as in DeepSpeed
     assert isinstance(error, zerorun.UserError) and "ranks save different checkpoints" in str(error), error

@@ -21,3 +21,4 @@ class DeepSpeedCPUAdam(_Adam):
     def __init__(self, model_params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, weight_decay=0,
                  amsgrad=False, adamw_mode=True, fp32_optimizer_states=True):
         super().__init__(model_params, lr, bias_correction, betas, eps, adamw_mode, weight_decay, amsgrad)
+        self.fp32_optimizer_states = fp32_optimizer_states

@@ -13,3 +13,4 @@ class FusedLion(HeldOptimizer):
 class DeepSpeedCPULion(FusedLion):
     def __init__(self, model_params, lr=1e-3, betas=(0.9, 0.999), weight_decay=0, fp32_optimizer_states=True):
         super().__init__(model_params, lr, betas, weight_decay)
+        self.fp32_optimizer_states = fp32_optimizer_states
