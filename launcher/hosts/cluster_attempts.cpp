@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 // How long a restart waits before it tries again to reach all hosts.
 constexpr std::chrono::seconds kPause(2);
 // How long a try waits for agents, at most and at least.
-constexpr milliseconds kPatience(30'000), kLeastPatience(5000);
+constexpr milliseconds kMostPatience(30'000), kLeastPatience(5000);
 
 milliseconds to_milliseconds(double seconds) {
   return milliseconds(std::llround(seconds * 1000));
@@ -47,7 +47,7 @@ class Attempts {
   void watch(ClusterPlan& plan) {
     plan.timeout = to_milliseconds(options_.timeout_seconds);
     if (restarts_.count() > 0) {
-      plan.timeout = std::clamp(plan.timeout / 4, milliseconds(kPause), kPatience);
+      plan.timeout = std::clamp(plan.timeout / 4, milliseconds(kPause), kMostPatience);
       if (options_.min_nodes > 0)
         plan.timeout =
             std::min(plan.timeout, std::max(to_milliseconds(options_.host_wait_seconds), kLeastPatience));
