@@ -33,7 +33,7 @@ SCOPE = ["unit/v1/zero", "unit/runtime/test_lr_schedulers.py", "unit/checkpoint"
          "unit/runtime/half_precision", "unit/v1/half_precision", "unit/runtime/test_no_sync_ctxt.py"]
 RANKS = 4  # as many devices as the tests believe to have
 SECONDS_OF_A_CASE = 60  # for each number of ranks that a case has; a case may have two
-COLUMNS = ["id", "result", "seconds", "message"]
+COLUMNS = ["id", "result", "seconds", "message", "commit"]
 
 
 def environment(tests, limit=SECONDS_OF_A_CASE, **more):
@@ -185,7 +185,7 @@ def run(options):
             files.setdefault(case.split("::")[0], []).append(case)
     for file in sorted(files, key=lambda name: next(i for i, start in enumerate(SCOPE) if name.startswith(start))):
         for row in Run(options, file, files[file]).results():
-            done.append(row)
+            done.append({**row, "commit": options.commit})
             write_table(options.out, COLUMNS, done)
             print(row["result"], row["seconds"], row["id"], row["message"][:160], flush=True)
     counts = {}
@@ -229,6 +229,7 @@ def main():
     parser.add_argument("--limit", type=int, default=SECONDS_OF_A_CASE, help="seconds after which a case has hung")
     parser.add_argument("--nice", type=int, default=10)
     parser.add_argument("--cases", nargs="+", default=[], help="run only cases whose id contains one of these")
+    parser.add_argument("--commit", default="", help="of the package that runs, for the table")
     parser.add_argument("--results", type=pathlib.Path, help="ZeroRun's results, for summary")
     parser.add_argument("--passed", type=pathlib.Path, help="run only cases that passed in these results")
     options = parser.parse_args()
