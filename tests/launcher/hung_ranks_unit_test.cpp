@@ -159,7 +159,7 @@ TEST_CASE("hung ranks: before a rank has an engine, the longer time counts") {
 TEST_CASE("hung ranks: of several the stopped one comes first, then one in the program's own code") {
   HungScene scene(4);
   scene.wait(0);
-  scene.ranks[1].now.activity = Activity::saving;
+  scene.ranks[1].now.activity = Activity::backward;
   scene.look(kRounds);
   CHECK(scene.found() == 2);
   CHECK(scene.hung.find()->others == std::vector<size_t>{1, 3});
