@@ -13,6 +13,8 @@
 #include <initializer_list>
 #include <mutex>
 
+#include "base/program_part.h"
+
 namespace zerorun {
 namespace {
 

@@ -3,7 +3,7 @@
 // LibTorch.
 #pragma once
 
-#include "base/activity_board.h"
 #include "base/cores.h"
 #include "base/error.h"
 #include "base/program.h"
+#include "base/program_part.h"

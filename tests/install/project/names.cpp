@@ -343,6 +343,7 @@ void use_program() {
 
 int main(int count, char** arguments) {
   return zerorun::run_program([=] {
+    const zerorun::ProgramPart part("names");
     const fs::path folder = count > 1 ? arguments[1] : ".";
     const zerorun::Config config = use_config(folder);
     use_schedules();
