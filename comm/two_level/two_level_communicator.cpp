@@ -37,6 +37,9 @@ class TwoLevelCollective : public TwoPhases {
     first = start_first();
   }
 
+  /// Its label and kind do not change; its tensors are let go of at the end.
+  const CollectiveCall& call() const { return call_; }
+
   Works start_second() override {
     Works works;
     switch (call_.kind) {
@@ -124,13 +127,13 @@ class TwoLevelCollective : public TwoPhases {
 
 class TwoLevelWork : public Work {
  public:
-  TwoLevelWork(std::shared_ptr<Use> use, std::shared_ptr<TwoLevelCollective> collective, std::string words,
-               int rank)
-      : use_(std::move(use)), collective_(std::move(collective)), words_(std::move(words)), rank_(rank) {}
+  TwoLevelWork(std::shared_ptr<Use> use, std::shared_ptr<TwoLevelCollective> collective, int rank)
+      : use_(std::move(use)), collective_(std::move(collective)), rank_(rank) {}
 
   void wait() override {
     check_not_forked(home_, rank_, "a collective");
-    const ShownWait shown("", words_);
+    const CollectiveCall& call = collective_->call();
+    const ShownWait shown(name_of(call.kind), call.label, call.reason);
     use_->relay.wait(collective_);
   }
 
@@ -138,7 +141,6 @@ class TwoLevelWork : public Work {
   HomeProcess home_;
   std::shared_ptr<Use> use_;
   std::shared_ptr<TwoLevelCollective> collective_;
-  std::string words_;  // of the call
   int rank_;
 };
 
@@ -219,10 +221,9 @@ class TwoLevelCommunicator : public Communicator {
   Place place_of(int rank) const { return {rank / host().world_size(), rank % host().world_size()}; }
 
   std::unique_ptr<Work> start(CollectiveCall call) override {
-    std::string words = zerorun::describe(call);
     auto collective = std::make_shared<TwoLevelCollective>(*use_, std::move(call));
     use_->relay.add(collective);
-    return std::make_unique<TwoLevelWork>(use_, std::move(collective), std::move(words), rank_in_job(rank()));
+    return std::make_unique<TwoLevelWork>(use_, std::move(collective), rank_in_job(rank()));
   }
 
   std::unique_ptr<Work> start_message(MessageCall call) override {
