@@ -166,6 +166,8 @@ class Communicator {
   /// The number of consecutive ranks of the job that sums over CPU tensors add first; 0: one order of all
   /// ranks.
   virtual int sum_group() const { return sum_groups_ ? sum_group_ : 0; }
+  /// The sizes of these groups, consecutive ranks of this communicator; empty: one order of all ranks.
+  virtual std::vector<int> sum_groups() const { return sum_groups_ ? *sum_groups_ : std::vector<int>(); }
 
   /// Makes a communicator of each of `groups`, and returns the one of this rank's group. `groups` is the same
   /// on all ranks of this communicator, each of which is in exactly one group: ranks are numbers in this

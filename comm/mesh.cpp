@@ -79,6 +79,15 @@ std::vector<RankGroup> replica_groups(const MeshSizes& sizes, int world_size) {
   });
 }
 
+std::vector<RankGroup> consecutive_groups(int world_size, int ranks, const std::string& name) {
+  std::vector<RankGroup> groups;
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (rank % ranks == 0) groups.push_back({.name = name + std::to_string(rank / ranks), .ranks = {}});
+    groups.back().ranks.push_back(rank);
+  }
+  return groups;
+}
+
 }  // namespace
 
 Mesh::Mesh(std::shared_ptr<Communicator> world)
@@ -102,18 +111,16 @@ Mesh::Mesh(std::shared_ptr<Communicator> world, const MeshSizes& sizes)
 }
 
 void Mesh::make_near_groups(int ranks) {
-  std::vector<RankGroup> groups;
-  for (int rank = 0; rank < shards().world_size(); ++rank) {
-    if (rank % ranks == 0)
-      groups.push_back({.name = "hpZ group " + std::to_string(rank / ranks), .ranks = {}});
-    groups.back().ranks.push_back(rank);
-  }
-  near_ = shards().split(groups);
+  near_ = shards().split(consecutive_groups(shards().world_size(), ranks, "hpZ group "));
+}
+
+void Mesh::make_summing_groups(int ranks) {
+  summing_ = shards().split(consecutive_groups(shards().world_size(), ranks, "qgZ group "));
 }
 
 std::vector<Communicator*> Mesh::communicators() const {
   std::vector<Communicator*> all{world_.get()};
-  for (const auto* each : {&axes_[0], &axes_[1], &axes_[2], &shards_, &replicas_, &near_}) {
+  for (const auto* each : {&axes_[0], &axes_[1], &axes_[2], &shards_, &replicas_, &near_, &summing_}) {
     if (*each && std::ranges::count(all, each->get()) == 0) all.push_back(each->get());
   }
   return all;

@@ -33,11 +33,16 @@ class Mesh {
   bool has_replicas() const { return sizes_.replicate > 1; }
   /// The data ranks that have this rank's slices. has_replicas() must be true.
   Communicator& replicas() const { return *replicas_; }
-  /// Makes groups of `ranks` consecutive ranks of shards(), which `ranks` divides: see near(). A collective.
+  // Groups of `ranks` consecutive ranks of shards(), which `ranks` divides. Making them is a collective.
+
   void make_near_groups(int ranks);
   /// The group of this rank in which partitioned parameters have second copies (zero/near_copies.h); null:
   /// none.
   Communicator* near() const { return near_.get(); }
+  void make_summing_groups(int ranks);
+  /// The group of this rank in which gradients are summed exactly before they are sent in 8 bits
+  /// (zero/quantized_reductions.h); null: none.
+  Communicator* summing() const { return summing_.get(); }
   /// The number of this rank's replica, from 0.
   int replica() const { return coordinates_.data / sizes_.shards(); }
   /// The world's communicator and all others, each once.
@@ -54,6 +59,7 @@ class Mesh {
   std::array<std::shared_ptr<Communicator>, kMeshAxes> axes_;  // null: not made
   std::shared_ptr<Communicator> shards_;                       // null: those along the data axis
   std::shared_ptr<Communicator> near_;
+  std::shared_ptr<Communicator> summing_;
   std::shared_ptr<Communicator> replicas_;  // null: there is one replica
 };
 

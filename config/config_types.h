@@ -225,7 +225,8 @@ struct ZeroConfig {
   /// The number of neighbouring data ranks that keep second copies of partitioned parameters among them
   /// (zero/near_copies.h); 1: none.
   int hpz_partition_size = 1;
-  bool quantized_weights = false;  // parameters are gathered in 8 bits (zero/quantized_gathers.h)
+  bool quantized_weights = false;    // parameters are gathered in 8 bits (zero/quantized_gathers.h)
+  bool quantized_gradients = false;  // gradients are sent in 8 bits (zero/quantized_reductions.h)
 };
 
 /// Loss scaling of fp16 training (optim/loss_scaler.h).

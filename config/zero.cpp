@@ -67,21 +67,24 @@ void check_ratio(const Resolution& resolution, const ZeroConfig& zero) {
   resolution.report(key, "1 below stage 3", to_json(ratio), "leave the key out, or set the stage to 3");
 }
 
-// How parameters are gathered at stage 3.
-void read_gathers(const Resolution& resolution, ZeroConfig& zero) {
+// What only stage 3 does between ranks (ZeRO++).
+void read_zeropp(const Resolution& resolution, ZeroConfig& zero) {
   constexpr std::string_view kNear = "zero_optimization.zero_hpz_partition_size";
-  constexpr std::string_view kQuantized = "zero_optimization.zero_quantized_weights";
+  constexpr std::string_view kWeights = "zero_optimization.zero_quantized_weights";
+  constexpr std::string_view kGradients = "zero_optimization.zero_quantized_gradients";
   const Settings& settings = resolution.settings;
   const int64_t near = settings.undecided(kNear) ? 1 : settings.get<int64_t>(kNear).value_or(1);
   zero.hpz_partition_size = static_cast<int>(std::clamp<int64_t>(near, 1, std::numeric_limits<int>::max()));
-  resolution.read(kQuantized, zero.quantized_weights);
+  resolution.read(kWeights, zero.quantized_weights);
+  resolution.read(kGradients, zero.quantized_gradients);
   if (settings.undecided("zero_optimization.stage")) return;
   if (settings.get<int64_t>("zero_optimization.stage") != 3) {
     const std::string why = " has no effect: parameters are partitioned only at stage 3";
     if (zero.hpz_partition_size > 1) resolution.note(kNear, std::to_string(near) + why);
-    if (zero.quantized_weights) resolution.note(kQuantized, "true" + why);
+    if (zero.quantized_weights) resolution.note(kWeights, "true" + why);
+    if (zero.quantized_gradients) resolution.note(kGradients, "true" + why);
     zero.hpz_partition_size = 1;
-    zero.quantized_weights = false;
+    zero.quantized_weights = zero.quantized_gradients = false;
   } else if (zero.hpz_partition_size > 1 &&
              settings.get<std::string>("zero_optimization.offload_param.device") == "nvme") {
     resolution.report(kNear, "1 with offload_param to nvme, where parameters are in files for lack of memory",
@@ -130,7 +133,7 @@ ZeroConfig resolve_zero(const Resolution& resolution) {
   resolve_offload(resolution, offloads[1], zero.offload_param);
   resolution.read("zero_optimization.offload_param.max_in_cpu", zero.offload_param.max_in_cpu);
   zero.aio = resolve_aio(resolution);
-  read_gathers(resolution, zero);
+  read_zeropp(resolution, zero);
   check_ratio(resolution, zero);
   for (const std::string_view section : offloads) check_offload(resolution, section);
   return zero;

@@ -96,6 +96,8 @@ ReducerOptions reducer_options(const Config& config, StagePolicy policy, double 
       .accumulates = config.batch.gradient_accumulation_steps > 1 || !config.managed_gradient_accumulation,
       .factor = static_cast<float>(factor),
       .to_host = updates_on_host(config, mesh.data().device()),
+      .quantizes = quantizes_gradients(config, mesh),
+      .summing_group = mesh.summing(),
       .world = mesh.has_groups() || mesh.has_replicas() ? &mesh.world() : nullptr};
 }
 

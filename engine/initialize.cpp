@@ -76,15 +76,16 @@ void log_start(const Config& config, const InitializeOptions& options, bool is_d
   log_precision(config.precision);
 }
 
-// Ranks that share one copy of the parameters gather nothing.
-void tell_of_gathers(const Config& config, const Mesh& mesh) {
+// Ranks that share memory have one copy of the parameters, and send no gradients.
+void tell_of_zeropp(const Config& config, const Mesh& mesh) {
   if (mesh.world().rank() != 0 || !mesh.shards().shares_memory()) return;
   const auto tell = [](const char* key) {
     log_info(std::string("zero_optimization.") + key +
-             " has no effect: the ranks share one copy of the parameters, and gather nothing");
+             " has no effect: the ranks share memory, so they neither gather parameters nor send gradients");
   };
   if (config.zero.hpz_partition_size > 1) tell("zero_hpz_partition_size");
   if (config.zero.quantized_weights) tell("zero_quantized_weights");
+  if (config.zero.quantized_gradients) tell("zero_quantized_gradients");
 }
 
 // The forwards of the pipeline's example, if it has one: layers that do not fit together are found here.
@@ -128,6 +129,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   check_data_size(config, mesh);
   check_replicas(config, mesh);
   make_near_groups(config, mesh);
+  make_summing_groups(config, mesh);
   check_not_on_meta(model, mesh.world().device().location());
   std::optional<DividedModel> divided;
   const auto divide = [&] { divided = divide_model(model, config, options, mesh); };
@@ -150,7 +152,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   split_parameters(parameters, model, config, options, mesh);
   write_resolved_config(config, options.output_folder, mesh.world());
   if (mesh.world().rank() == 0) log_start(config, options, divided.has_value(), lacks_windows);
-  tell_of_gathers(config, mesh);
+  tell_of_zeropp(config, mesh);
   std::vector<LoggedParameter> logged;
   if (monitor->run_log()) logged = logged_parameters(parameters);
   WholeModel whole;

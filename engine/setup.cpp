@@ -1,11 +1,13 @@
 #include "engine/setup.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "base/describe.h"
 #include "base/error.h"
@@ -134,6 +136,17 @@ void make_near_groups(const Config& config, Mesh& mesh) {
   } catch (const UserError& error) {
     throw UserError(std::string(kKey) + " " + std::to_string(near) + ": " + error.what());
   }
+}
+
+bool quantizes_gradients(const Config& config, const Mesh& mesh) {
+  return config.zero.quantized_gradients && mesh.shards().world_size() > 1 && !mesh.shards().shares_memory();
+}
+
+void make_summing_groups(const Config& config, Mesh& mesh) {
+  const std::vector<int> sizes = mesh.shards().sum_groups();
+  const bool are_equal = std::ranges::adjacent_find(sizes, std::ranges::not_equal_to()) == sizes.end();
+  if (quantizes_gradients(config, mesh) && !sizes.empty() && are_equal)
+    mesh.make_summing_groups(sizes.front());
 }
 
 void check_data_size(const Config& config, const Mesh& mesh) {

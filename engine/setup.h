@@ -36,6 +36,11 @@ void check_replicas(const Config& config, const Mesh& mesh);
 /// Makes the groups in which parameters have second copies, as the config's zero_hpz_partition_size says, if
 /// they have something to do. A collective. Throws UserError if the ranks cannot be divided so.
 void make_near_groups(const Config& config, Mesh& mesh);
+/// Whether gradients are sent in 8 bits: ranks that share memory send none.
+bool quantizes_gradients(const Config& config, const Mesh& mesh);
+/// If they are, makes the groups of ranks that are summed exactly before that: those that sums over CPU
+/// tensors add first (zerorun.sum_group), unless some have other sizes. A collective.
+void make_summing_groups(const Config& config, Mesh& mesh);
 
 /// Throws UserError if the config's batch sizes were resolved for another number of data ranks.
 void check_data_size(const Config& config, const Mesh& mesh);

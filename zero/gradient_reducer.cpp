@@ -38,6 +38,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
       device_(&communicator.device()),
       streams_(&communicator.device().streams()),
       options_(options),
+      quantized_(options.quantizes, communicator, options.summing_group),
       pool_(communicator, scalar_type(options.communication), common_bucket_numel(store, buckets)),
       late_pool_(communicator, scalar_type(options.accumulation), 0),
       states_(buckets.trained_count()),
@@ -238,8 +239,7 @@ void GradientReducer::start_reduction(int bucket) {
     StreamScope scope(*streams_, Lane::reduce);
     streams_->wait(state.complete, streams_->current(), Handover::written);
     start_change(bucket);
-    pending.work =
-        communicator_->reduce_scatter(own, pending.buffer.memory, "gradients of " + buckets_->label(bucket));
+    pending.work = reduce_scatter(own, pending.buffer.memory, "gradients of " + buckets_->label(bucket));
   }
   pending_.push_back(std::move(pending));
   ++reductions_in_flight_;
@@ -248,6 +248,12 @@ void GradientReducer::start_reduction(int bucket) {
   const int may_be_in_flight = streams_->asynchronous() ? 0 : slack();
   while (reductions_in_flight_ > may_be_in_flight) retire_one_reduction();
   if (!options_.overlap) finish_reduction();
+}
+
+std::unique_ptr<Work> GradientReducer::reduce_scatter(const at::Tensor& own, const at::Tensor& buffer,
+                                                      std::string label) {
+  return quantized_.enabled() ? quantized_.reduce_scatter(own, buffer, std::move(label))
+                              : communicator_->reduce_scatter(own, buffer, std::move(label));
 }
 
 void GradientReducer::retire_one_reduction() {

@@ -68,6 +68,7 @@
 #include "device/stream_users.h"
 #include "zero/buckets.h"
 #include "zero/buffer_pool.h"
+#include "zero/quantized_reductions.h"
 #include "zero/reduction_plan.h"
 #include "zero/reduction_schedule.h"
 #include "zero/stage.h"
@@ -83,6 +84,10 @@ struct ReducerOptions {
   bool accumulates = false;  // gradient accumulation: some backwards of a window are not at the boundary
   float factor = 1;          // gradients are multiplied by it before they are summed over ranks
   bool to_host = false;      // this rank's slices of a window's sums are copied to the host
+  bool quantizes = false;    // gradients are sent in 8 bits
+  /// If `quantizes`: the group of ranks that is summed exactly before that; null: none. Must outlive the
+  /// reducer.
+  Communicator* summing_group = nullptr;
   /// All ranks of the job, which tell each other their notices; null: the reducer's communicator has them
   /// all. Must outlive the reducer.
   Communicator* world = nullptr;
@@ -248,6 +253,7 @@ class GradientReducer final : public UseObserver {
   void start_ready_reductions();
   void start_complete_everywhere();
   void start_reduction(int bucket);
+  std::unique_ptr<Work> reduce_scatter(const at::Tensor& own, const at::Tensor& buffer, std::string label);
   void start_remaining_reductions();
   void leave_abandoned(bool reduces);
   void finish_plan();
@@ -264,6 +270,7 @@ class GradientReducer final : public UseObserver {
   Device* device_;
   Streams* streams_;
   ReducerOptions options_;
+  QuantizedReductions quantized_;
   BufferPool pool_;
   BufferPool late_pool_;  // for late gradients; empty after a window without any
   std::vector<BucketState> states_;

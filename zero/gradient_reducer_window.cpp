@@ -147,7 +147,7 @@ void GradientReducer::reduce_late(int bucket) {
   }
   const std::string label = "late gradients of " + buckets_->label(bucket);
   at::Tensor own = store_->slice_of(bucket, buffer, communicator_->rank());
-  communicator_->reduce_scatter(own, buffer, label)->wait();
+  reduce_scatter(own, buffer, label)->wait();
   if (options_.policy.replicate_update) communicator_->all_gather(buffer, own, label)->wait();
   start_change(bucket);
   device_->add_scaled(gradient(bucket), options_.policy.replicate_update ? buffer : own, 1);

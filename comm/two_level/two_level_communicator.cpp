@@ -184,8 +184,7 @@ class TwoLevelCommunicator : public Communicator {
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return host().allocate(numel, dtype); }
 
   void set_sum_group(int ranks) override {
-    const std::vector<int> as_hosts(static_cast<size_t>(across().world_size()), host().world_size());
-    if (ranks != 0 && groups_of_sums(ranks) != as_hosts) {
+    if (ranks != 0 && groups_of_sums(ranks) != sum_groups()) {
       const std::string on_host = std::to_string(host().world_size());
       throw UserError("sums over groups of " + std::to_string(ranks) +
                       " ranks (zerorun.sum_group), where each host has " + on_host +
@@ -196,6 +195,9 @@ class TwoLevelCommunicator : public Communicator {
   }
 
   int sum_group() const override { return host().world_size(); }
+  std::vector<int> sum_groups() const override {
+    return std::vector<int>(static_cast<size_t>(across().world_size()), host().world_size());
+  }
 
   void announce_failure(const std::string& error) noexcept override {
     host().announce_failure(error);

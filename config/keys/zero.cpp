@@ -59,11 +59,12 @@ static constexpr KeyFact zero_rows[] = {
             "exact"),
     boolean(".zero_quantized_nontrainable_weights", "false", "keep frozen parameters in 8 bits")
         .refused("ZeroRun does not quantize parameters"),
-    boolean(".zero_quantized_gradients", "false", "reduce gradients in 4 bits")
-        .refused("ZeroRun does not quantize gradients"),
+    boolean(".zero_quantized_gradients", "false",
+            "send gradients in 8 bits, with a scale for each 256 elements; the ranks of a group of "
+            "zerorun.sum_group, such as those of a host, are summed exactly before that"),
     object(".zeropp_loco_param", "error feedback of quantized gradients")
         .or_null()
-        .not_supported("ZeroRun does not quantize gradients")
+        .not_supported("errors of quantized gradients are not fed back")
         .removed_from_deepspeed()
         .without_auto(),
     integer(".mics_shard_size", "-1", "number of ranks across which parameters are partitioned")

@@ -1,6 +1,4 @@
 // Tests zero_quantized_weights: parameters are gathered in 8 bits, and slices stay exact.
-#include "zero/quantized_gathers.h"
-
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 #include "tests/engine/net.h"
 #include "tests/support/expectations.h"
 #include "tests/support/rank_threads.h"
+#include "zero/quantized_values.h"
 
 namespace zerorun::testing {
 namespace {

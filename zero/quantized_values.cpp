@@ -1,0 +1,45 @@
+#include "zero/quantized_values.h"
+
+#include <ATen/ATen.h>
+
+namespace zerorun {
+namespace {
+
+constexpr float kLargest = 127;
+constexpr int64_t kScaleBytes = sizeof(float);
+
+int64_t blocks_of(int64_t numel) {
+  return (numel + kQuantizedBlock - 1) / kQuantizedBlock;
+}
+
+}  // namespace
+
+int64_t quantized_bytes(int64_t numel) {
+  return blocks_of(numel) * (kQuantizedBlock + kScaleBytes);
+}
+
+at::Tensor quantized(const at::Tensor& values) {
+  if (values.is_meta())
+    return at::empty({quantized_bytes(values.numel())}, values.options().dtype(at::kByte));  // a plan
+  const int64_t blocks = blocks_of(values.numel());
+  const at::Tensor exact =
+      at::constant_pad_nd(values.to(at::kFloat), {0, blocks * kQuantizedBlock - values.numel()})
+          .view({blocks, kQuantizedBlock});
+  const at::Tensor scales = exact.abs().amax({1}, /*keepdim=*/true).div_(kLargest);
+  // A block of zeros has the scale 0. NaN and infinity make all values of their block NaN.
+  const at::Tensor rounded = (exact / at::where(scales == 0, 1.0F, scales)).round_().to(at::kChar);
+  return at::cat({rounded.view({-1}).view(at::kByte), scales.view({-1}).view(at::kByte)});
+}
+
+void dequantize(const at::Tensor& bytes, const at::Tensor& values) {
+  if (values.is_meta()) return;
+  const int64_t blocks = blocks_of(values.numel());
+  const int64_t padded = blocks * kQuantizedBlock;
+  const at::Tensor rounded = bytes.narrow(0, 0, padded).view(at::kChar).view({blocks, -1}).to(at::kFloat);
+  // Copied, because float32 must lie at multiples of 4 bytes.
+  const at::Tensor scales =
+      bytes.narrow(0, padded, blocks * kScaleBytes).clone().view(at::kFloat).view({blocks, 1});
+  values.copy_(rounded.mul_(scales).view({-1}).narrow(0, 0, values.numel()));
+}
+
+}  // namespace zerorun
