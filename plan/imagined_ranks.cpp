@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/error.h"
 #include "comm/notices.h"
 #include "device/streams.h"
 #include "plan/meta_memory.h"
@@ -134,6 +135,12 @@ std::unique_ptr<Work> ImaginedCommunicator::start(CollectiveCall call) {
   return std::make_unique<DoneWork>();
 }
 
+std::unique_ptr<Work> ImaginedCommunicator::start_message(MessageCall call) {
+  ZR_CHECK(call.tensor.is_meta(), "a message that has values: " + call.label);
+  if (call.is_send) *message_bytes_ += static_cast<double>(call.bytes());
+  return std::make_unique<DoneWork>();
+}
+
 std::shared_ptr<Communicator> ImaginedCommunicator::make_part(const std::vector<RankGroup>& groups,
                                                               size_t own, RankGroup group) {
   auto part = std::make_shared<ImaginedCommunicator>(
@@ -144,6 +151,7 @@ std::shared_ptr<Communicator> ImaginedCommunicator::make_part(const std::vector<
   part->set_group(std::move(group));
   part->bytes_ = bytes_;
   part->elements_ = elements_;
+  part->message_bytes_ = message_bytes_;
   return part;
 }
 

@@ -31,11 +31,14 @@ class ImaginedCommunicator : public Communicator {
   /// gradients.
   double bytes_sent(Collective kind) const { return bytes_->at(static_cast<size_t>(kind)); }
   double elements_sent(Collective kind) const { return elements_->at(static_cast<size_t>(kind)); }
+  /// Bytes that this rank has sent in messages, likewise.
+  double bytes_of_messages() const { return *message_bytes_; }
 
  private:
   using Counts = std::array<double, kCollectiveKinds>;
 
   std::unique_ptr<Work> start(CollectiveCall call) override;
+  std::unique_ptr<Work> start_message(MessageCall call) override;
   std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t own,
                                           RankGroup group) override;
 
@@ -44,6 +47,7 @@ class ImaginedCommunicator : public Communicator {
   // Shared with the communicators of groups.
   std::shared_ptr<Counts> bytes_ = std::make_shared<Counts>();
   std::shared_ptr<Counts> elements_ = std::make_shared<Counts>();
+  std::shared_ptr<double> message_bytes_ = std::make_shared<double>(0);
 };
 
 }  // namespace zerorun

@@ -44,12 +44,15 @@ at::Tensor imagined_loss(const Model& model) {
   return value;
 }
 
-// Replicas sum gradients by all-reduces. Otherwise these carry only the few numbers of the norm.
+// Replicas sum gradients by all-reduces. Otherwise these carry only the few numbers of the norm. Messages
+// have gradients in 8 bits.
 SentPerStep sent_so_far(const ImaginedCommunicator& communicator, bool has_replicas) {
   SentPerStep sent{.gathered_elements = communicator.elements_sent(Collective::all_gather),
                    .gathered_bytes = communicator.bytes_sent(Collective::all_gather),
                    .reduced_elements = communicator.elements_sent(Collective::reduce_scatter),
                    .reduced_bytes = communicator.bytes_sent(Collective::reduce_scatter)};
+  sent.reduced_elements += communicator.bytes_of_messages();
+  sent.reduced_bytes += communicator.bytes_of_messages();
   if (has_replicas) {
     sent.reduced_elements += communicator.elements_sent(Collective::all_reduce);
     sent.reduced_bytes += communicator.bytes_sent(Collective::all_reduce);

@@ -226,14 +226,14 @@ bool shares_parameters(const RunRecord& run) {
 
 double formula_elements(const RunRecord& run) {
   const int ranks = run.mesh.data;
-  // Fewer gathers, or gathers of bytes.
-  const bool gathers_otherwise = std::ranges::any_of(run.settings, [](const LoggedSetting& setting) {
+  // Fewer gathers, or bytes instead of elements.
+  const bool sends_otherwise = std::ranges::any_of(run.settings, [](const LoggedSetting& setting) {
     const bool is_one = setting.value == "1" || setting.value == "0";
     return (setting.key == "zero_optimization.zero_hpz_partition_size" && !is_one) ||
-           (setting.key == "zero_optimization.zero_quantized_weights" && setting.value == "true");
+           (setting.key.starts_with("zero_optimization.zero_quantized_") && setting.value == "true");
   });
   if (ranks < 2 || run.mesh.tensor > 1 || run.mesh.pipeline > 1 || run.mesh.replicate > 1 ||
-      gathers_otherwise || asks_for_windows(run))
+      sends_otherwise || asks_for_windows(run))
     return 0;
   double parameters = 0;
   for (const LoggedParameter& parameter : run.parameters) {

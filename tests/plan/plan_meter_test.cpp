@@ -39,17 +39,22 @@ TORCH_MODULE(MeasuredNet);
 struct Setting {
   int stage, accumulation, ranks;
   bool is_bf16, shares_memory;
-  std::string offload;
+  std::string offload = {};
+  std::string zeropp = {};  // members of zero_optimization
+  int sum_group = 0;
 };
 
 std::string config_text(const Setting& how, const std::filesystem::path& folder) {
   std::string zero = R"("stage": )" + std::to_string(how.stage) +
                      R"(, "stage3_param_persistence_threshold": 200, "stage3_max_live_parameters": 30000,
-                        "stage3_prefetch_bucket_size": 10000)";
+                        "stage3_prefetch_bucket_size": 10000)" +
+                     how.zeropp;
   const std::string device =
       R"({"device": ")" + how.offload + R"(", "nvme_path": ")" + folder.string() + R"("})";
   if (!how.offload.empty()) zero += R"(, "offload_optimizer": )" + device + R"(, "offload_param": )" + device;
-  return R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
+  const std::string sums =
+      how.sum_group > 0 ? R"("zerorun": {"sum_group": )" + std::to_string(how.sum_group) + "}, " : "";
+  return "{" + sums + R"("train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
          std::to_string(how.accumulation) + (how.is_bf16 ? R"(, "bf16": {"enabled": true})" : "") +
          R"(, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_optimization": {)" + zero + "}}";
 }
@@ -91,7 +96,9 @@ void compare(const Setting& how, const std::filesystem::path& folder) {
         note_peak(peak, engine);
         const int windows = 3;
         for (int step = 0; step < windows * how.accumulation; ++step) {
-          if (step == (windows - 1) * how.accumulation) communicator->volume().reset();
+          if (step == (windows - 1) * how.accumulation) {
+            for (Communicator* each : engine.mesh().communicators()) each->volume().reset();
+          }
           const at::Tensor x = torch::ones({2, 4 * kWidth}).to(how.is_bf16 ? at::kBFloat16 : at::kFloat);
           engine.backward(model->loss(x));
           note_peak(peak, engine);
@@ -101,7 +108,11 @@ void compare(const Setting& how, const std::filesystem::path& folder) {
         check_peaks(plan.peak, peak);
         const Volume& sent = communicator->volume();
         check_same("gathered elements", plan.sent.gathered_elements, sent.elements(Collective::all_gather));
-        check_same("reduced elements", plan.sent.reduced_elements, sent.elements(Collective::reduce_scatter));
+        // A group of ranks sums gradients by a communicator of its own before they are sent.
+        double reduced = sent.elements_of_messages();
+        for (Communicator* each : engine.mesh().communicators())
+          reduced += each->volume().elements(Collective::reduce_scatter);
+        check_same("reduced elements", plan.sent.reduced_elements, reduced);
       },
       std::chrono::seconds(60), how.shares_memory);
 }
@@ -119,6 +130,24 @@ TEST_CASE("A plan has the peak of each category of memory, and what ranks send")
                       .shares_memory = shared == 1,
                       .offload = offloads[offload]};
     CAPTURE(how.stage, how.accumulation, how.ranks, how.is_bf16, how.shares_memory, how.offload);
+    CHECK_NOTHROW(compare(how, folder / "states"));
+  }
+}
+
+TEST_CASE("A plan knows what ranks send in 8 bits") {
+  const TemporaryFolder folder;
+  const std::string zeropp[] = {R"(, "zero_quantized_weights": true)",
+                                R"(, "zero_quantized_gradients": true)",
+                                R"(, "zero_quantized_gradients": true, "zero_quantized_weights": true)"};
+  for (const auto& [accumulation, grouped, precision, keys] : settings(2, 2, 2, 3)) {
+    const Setting how{.stage = 3,
+                      .accumulation = accumulation == 0 ? 1 : 4,
+                      .ranks = 4,
+                      .is_bf16 = precision == 1,
+                      .shares_memory = false,
+                      .zeropp = zeropp[keys],
+                      .sum_group = grouped == 1 ? 2 : 0};
+    CAPTURE(how.accumulation, how.is_bf16, how.zeropp, how.sum_group);
     CHECK_NOTHROW(compare(how, folder / "states"));
   }
 }
