@@ -96,7 +96,7 @@ struct InitializeOptions {
   /// is created if it does not exist; empty: nothing is written.
   std::filesystem::path output_folder;
   /// Gets, on rank 0, each event that the config's monitors get: a monitor of the program. Called by the
-  /// engine's thread, in step() and log(). May not throw.
+  /// engine's thread, in step() and log(). If it throws, a warning is logged, once.
   EventSink event_sink;
   bool log_config = false;  // rank 0 logs the config's notes too, not only its warnings
 };

@@ -13,7 +13,7 @@ struct MonitorEvent {
   int64_t samples = 0;  // of all ranks, that training has used so far
 };
 
-/// Gets each event. May not throw.
+/// Gets each event. If it throws, a warning is logged, once, and training goes on.
 using EventSink = std::function<void(const MonitorEvent& event)>;
 
 }  // namespace zerorun

@@ -22,15 +22,13 @@ void open(std::optional<Writer>& writer, const FileMonitorConfig& config, const 
                   ": name another folder, or set " + section + ".enabled to false");
 }
 
-template <typename Writer>
-void write_to(std::optional<Writer>& writer, bool& failed, const MonitorEvent& event,
-              const std::string& section) {
-  if (!writer) return;
+template <typename Write>
+void try_to(const Write& write, bool& failed, const std::string& monitor) {
   try {
-    writer->write(event);
+    write();
   } catch (const std::exception& error) {
     if (std::exchange(failed, true)) return;
-    log_warning(section + ": " + error.what() +
+    log_warning(monitor + ": " + error.what() +
                 ": training goes on, and values are missing in this monitor (this warning comes once)");
   }
 }
@@ -43,9 +41,9 @@ Monitors::Monitors(const MonitoringConfig& config, EventSink sink) : sink_(std::
 }
 
 void Monitors::write(const MonitorEvent& event) {
-  write_to(csv_, csv_failed_, event, "csv_monitor");
-  write_to(tensorboard_, tensorboard_failed_, event, "tensorboard");
-  if (sink_) sink_(event);
+  if (csv_) try_to([&] { csv_->write(event); }, csv_failed_, "csv_monitor");
+  if (tensorboard_) try_to([&] { tensorboard_->write(event); }, tensorboard_failed_, "tensorboard");
+  if (sink_) try_to([&] { sink_(event); }, sink_failed_, "InitializeOptions::event_sink");
 }
 
 std::vector<std::string> warnings_of_monitors(const MonitoringConfig& config, bool has_sink) {

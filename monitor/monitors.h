@@ -19,7 +19,7 @@ class Monitors {
 
   /// Whether an event reaches anything.
   bool any() const { return csv_ || tensorboard_ || sink_; }
-  /// If a file cannot be written, logs a warning: once for each monitor.
+  /// If a file cannot be written, or the sink throws, logs a warning: once for each monitor.
   void write(const MonitorEvent& event);
 
  private:
@@ -28,6 +28,7 @@ class Monitors {
   std::optional<TensorBoardWriter> tensorboard_;
   bool csv_failed_ = false;
   bool tensorboard_failed_ = false;
+  bool sink_failed_ = false;
 };
 
 /// Warnings about enabled monitors that only Python programs have. `has_sink`: this is one, or has a monitor

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <map>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -183,6 +184,25 @@ TEST_CASE("A monitor of the program gets the events") {
   });
   CHECK(tags ==
         std::vector<std::string>{"Train/Samples/train_loss", "Train/Samples/lr", "Train/Samples/grad_norm"});
+}
+
+TEST_CASE("Training goes on when a monitor of the program throws, and says so once") {
+  StderrCapture capture;
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Net net;
+    InitializeOptions options;
+    options.event_sink = [](const MonitorEvent& event) {
+      throw std::runtime_error("no room for " + event.tag);
+    };
+    Engine engine = make_engine(*net, sgd_config(2, 2), communicator, options);
+    train(engine, net, 0, 3);
+    engine.log("eval/loss", 1);
+    expect(engine.global_steps() == 3, "steps");
+  });
+  const std::string text = capture.text();
+  const size_t warning = text.find("InitializeOptions::event_sink: no room for Train/Samples/train_loss");
+  CHECK(warning != std::string::npos);
+  CHECK(text.find("no room for", warning + 60) == std::string::npos);
 }
 
 TEST_CASE("comms_logger counts what the communicator counts, and logs a table at the end") {
