@@ -16,6 +16,7 @@
 #include <string_view>
 #include <utility>
 
+#include "activations/block_operators.h"
 #include "activations/forward_state.h"
 #include "activations/measured_memory.h"
 #include "base/error.h"
@@ -101,6 +102,7 @@ struct Pending : torch::CustomClassHolder {
   AutocastState autocast;
   std::vector<std::optional<KeptInput>> inputs;  // absent: undefined
   std::vector<TensorFacts> outputs;
+  std::vector<BlockOperator> operators;
   std::vector<uint32_t> versions;  // of the block's parameters
   bool has_anchor = false;
   bool has_whole = false;  // the inputs of which parts are kept are saved whole too, to be compared
@@ -151,7 +153,9 @@ Tensors run_forward(Pending& pending, const Tensors& inputs, const Tensors& leav
   pending.generators.emplace(pending.devices);
   const AutocastCacheOff cache_off;
   const InsideBlock inside(pending.outer_depth);
+  const uint64_t begin = next_operator();
   Tensors outputs = call_with_graph(pending, inputs, leaves);
+  pending.operators = operators_behind(outputs, begin);
   if (pending.generators->are_current()) pending.generators.reset();
   for (const at::Tensor& output : outputs) pending.outputs.push_back(facts_of(output));
   pending.versions = versions_of(pending.block->parameters);
@@ -236,21 +240,30 @@ void check_parameters(const Pending& pending) {
   }
 }
 
-void check_outputs(const Pending& pending, const Tensors& outputs) {
-  const std::string begin = "block " + pending.block->name + " computes otherwise when it is recomputed: ";
-  const std::string remedy =
-      ": it must compute the same from the same inputs (leave the block out of recomputation, or do not "
-      "change in between what it depends on)";
-  if (outputs.size() != pending.outputs.size()) {
-    throw UserError(begin + std::to_string(outputs.size()) + " outputs, before " +
-                    std::to_string(pending.outputs.size()) + remedy);
-  }
+// In which output the recomputation differs; empty: in none.
+std::string difference_of(const Tensors& outputs, const std::vector<TensorFacts>& before) {
+  if (outputs.size() != before.size())
+    return std::to_string(outputs.size()) + " outputs, before " + std::to_string(before.size());
   for (size_t index = 0; index < outputs.size(); ++index) {
     const TensorFacts facts = facts_of(outputs[index]);
-    if (facts == pending.outputs[index]) continue;
-    throw UserError(begin + "output " + std::to_string(index + 1) + " is " + describe(facts) + ", before " +
-                    describe(pending.outputs[index]) + remedy);
+    if (facts == before[index]) continue;
+    return "output " + std::to_string(index + 1) + " is " + describe(facts) + ", before " +
+           describe(before[index]);
   }
+  return "";
+}
+
+// `first_operator`: of the recomputation.
+void check_same(const Pending& pending, const Tensors& outputs, uint64_t first_operator) {
+  std::string differs = difference_of(outputs, pending.outputs);
+  const std::string operators =
+      describe_difference(operators_behind(outputs, first_operator), pending.operators);
+  if (differs.empty() && operators.empty()) return;
+  if (!differs.empty() && !operators.empty()) differs += "; ";
+  throw UserError(
+      "block " + pending.block->name + " computes otherwise when it is recomputed: " + differs + operators +
+      ": it must compute the same from the same inputs (leave the block out of recomputation, or do "
+      "not change in between what it depends on)");
 }
 
 Tensors compute_again(const Pending& pending, const Tensors& inputs) {
@@ -258,8 +271,9 @@ Tensors compute_again(const Pending& pending, const Tensors& inputs) {
   const AutocastScope autocast(pending.autocast);
   const c10::AutoGradMode grad(true);
   const InsideBlock inside(pending.outer_depth);
+  const uint64_t first_operator = next_operator();
   Tensors outputs = pending.function(inputs);
-  check_outputs(pending, outputs);
+  check_same(pending, outputs, first_operator);
   return outputs;
 }
 

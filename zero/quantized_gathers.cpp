@@ -1,7 +1,7 @@
 #include "zero/quantized_gathers.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 
 #include <utility>
 
@@ -9,6 +9,7 @@
 #include "zero/quantized_values.h"
 
 namespace zerorun {
+
 QuantizedGathers::QuantizedGathers(bool enabled, int buckets, Communicator& communicator)
     : enabled_(enabled),
       communicator_(&communicator),

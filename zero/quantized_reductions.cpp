@@ -1,6 +1,7 @@
 #include "zero/quantized_reductions.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <utility>
 #include <vector>

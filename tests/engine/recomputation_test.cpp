@@ -324,9 +324,36 @@ TEST_CASE("A block that computes otherwise when it is recomputed is refused by n
     expect_throws(
         [&] { train_marked(loss_of, true, communicator); },
         "block first computes otherwise when it is recomputed: output 1 is Float of sizes [2, 4], before "
-        "Float of sizes [3, 4]",
+        "Float of sizes [3, 4]; operator 2 of 2 is SliceBackward0, before there was none",
         "another shape");
   });
+}
+
+TEST_CASE("An operator that a recomputation does not repeat is named") {
+  using Change = std::function<at::Tensor(const at::Tensor& y, bool is_again)>;
+  const auto check = [](const std::string& operator_text, const Change& change) {
+    run_ranks(1, [&](auto communicator) {
+      int calls = 0;
+      const auto loss_of = [&](Marked& model, int step) {
+        const auto block = [&](const at::Tensor& x) {
+          const bool is_again = calls++ % 2 == 1;
+          return change(torch::relu(model.first(x)), is_again).sum({1});
+        };
+        return recomputable(*model.first, block, values({3, 4}, step)).sum();
+      };
+      expect_throws([&] { train_marked(loss_of, true, communicator); },
+                    "block first computes otherwise when it is recomputed: " + operator_text + ": it must",
+                    operator_text);
+    });
+  };
+  check("operator 3 of 4 is SinBackward0, before CosBackward0",
+        [](const at::Tensor& y, bool is_again) { return is_again ? y.sin() : y.cos(); });
+  check("operator 3 of 4 is MulBackward0, before SumBackward1",
+        [](const at::Tensor& y, bool is_again) { return is_again ? y * y : y; });
+  check("operator 4 of 4, SumBackward1, is missing",
+        [](const at::Tensor& y, bool is_again) { return is_again ? y : y; });
+  check("operator 3 of 4 is SliceBackward0, whose result has other sizes or another dtype than before",
+        [](const at::Tensor& y, bool is_again) { return y.narrow(1, 0, is_again ? 2 : 3); });
 }
 
 TEST_CASE("autograd::grad(), double backward and inputs that were overwritten are refused by name") {
