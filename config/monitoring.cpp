@@ -78,6 +78,8 @@ FlopsProfilerConfig resolve_flops(const Resolution& resolution) {
   resolution.read("flops_profiler.enabled", flops.enabled);
   resolution.read("flops_profiler.profile_step", flops.profile_step);
   resolution.read("flops_profiler.detailed", flops.detailed);
+  resolution.read("flops_profiler.module_depth", flops.module_depth);
+  resolution.read("flops_profiler.top_modules", flops.top_modules);
   resolution.read("flops_profiler.output_file", flops.output_file);
   return flops;
 }

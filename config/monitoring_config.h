@@ -47,8 +47,10 @@ struct CommsLoggerConfig {
 
 struct FlopsProfilerConfig {
   bool enabled = false;
-  int64_t profile_step = 1;  // after so many optimizer steps one is profiled
-  bool detailed = true;      // print a row for each operator, not only the sums
+  int64_t profile_step = 1;   // after so many optimizer steps one is profiled
+  bool detailed = true;       // print a row for each operator and module, not only the sums
+  int64_t module_depth = -1;  // rows of modules down to this depth; the model's is 0; -1: all
+  int64_t top_modules = 1;    // name so many modules with the most operations, for each depth
   std::string output_file = {};
 };
 

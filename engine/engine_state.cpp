@@ -150,6 +150,7 @@ EngineState::EngineState(Model given_model, Config given_config, Mesh given_mesh
       flops({.config = config.monitoring.flops,
              .is_counted = mesh.world().rank() == 0,
              .parameters = buckets.numel(),
+             .of_model = config.monitoring.flops.enabled ? model.parameters : Model::NamedTensors(),
              .asynchronous = mesh.data().device().streams().asynchronous()}),
       outcome(store, buckets, reducer, mesh, config.precision.communication),
       progress(config),

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "base/log.h"
+#include "engine/flops_modules.h"
+#include "monitor/flops_report.h"
 #include "zero/node_pointer.h"
 
 namespace zerorun {
@@ -21,6 +23,7 @@ namespace zerorun {
 struct CountedFlops {
   std::mutex mutex;
   FlopTotals totals;
+  std::unique_ptr<FlopsModules> modules;  // null: not counted by module
 };
 
 namespace {
@@ -126,30 +129,51 @@ FlopPhase phase_now() {
   return c10::GradMode::is_enabled() ? FlopPhase::recomputed : FlopPhase::backward;
 }
 
-struct InsideCounted : at::ObserverContext {
-  InsideCounted() { ++counted_around; }
-  ~InsideCounted() override { --counted_around; }
+// An operator that runs: a counted one, or one that uses a module's parameter, or both.
+struct Running : at::ObserverContext {
+  ~Running() override {
+    if (is_counted) --counted_around;
+    if (!before) return;
+    const std::lock_guard lock(counted->mutex);
+    counted->modules->leave(*before);
+  }
+
+  std::shared_ptr<CountedFlops> counted;
+  bool is_counted = false;
+  std::optional<FlopsModules::Place> before = {};
 };
+
+void add_flops(CountedFlops& counted, const char* name, int64_t flops) {
+  const auto phase = static_cast<size_t>(phase_now());
+  FlopTotals::Row& row = counted.totals.operators[name];
+  ++row.calls;
+  row.flops[phase] += flops;
+  if (counted.modules) counted.modules->add_flops(phase, flops);
+}
 
 std::unique_ptr<at::ObserverContext> on_operator(const at::RecordFunction& function) {
   const auto formula = formulas().find(function.name());
-  if (formula == formulas().end()) return nullptr;
-  if (counted_around == 0) {
-    const std::shared_ptr<CountedFlops> counted = of_thread ? of_thread : of_process.load();
-    const int64_t flops = formula->second(function.inputs());
-    if (counted) {
-      const std::lock_guard lock(counted->mutex);
-      FlopTotals::Row& row = counted->totals.operators[function.name()];
-      ++row.calls;
-      row.flops[static_cast<size_t>(phase_now())] += flops;
-    }
+  const bool is_counted = formula != formulas().end();
+  const std::shared_ptr<CountedFlops> counted = of_thread ? of_thread : of_process.load();
+  if (!is_counted && !(counted && counted->modules)) return nullptr;
+  auto running = std::make_unique<Running>();
+  running->counted = counted;
+  running->is_counted = is_counted;
+  if (counted) {
+    const std::lock_guard lock(counted->mutex);
+    if (counted->modules) running->before = counted->modules->enter(function.inputs());
+    if (is_counted && counted_around == 0)
+      add_flops(*counted, function.name(), formula->second(function.inputs()));
   }
-  return std::make_unique<InsideCounted>();
+  if (is_counted) ++counted_around;
+  return running;
 }
 
 }  // namespace
 
-FlopCounter::FlopCounter(bool all_threads) : counted_(std::make_shared<CountedFlops>()) {
+FlopCounter::FlopCounter(bool all_threads, std::unique_ptr<FlopsModules> modules)
+    : counted_(std::make_shared<CountedFlops>()) {
+  counted_->modules = std::move(modules);
   of_thread = counted_;
   if (all_threads) of_process.store(counted_);
   callback_ = at::addThreadLocalCallback(
@@ -165,7 +189,9 @@ FlopCounter::~FlopCounter() {
 
 FlopTotals FlopCounter::totals() const {
   const std::lock_guard lock(counted_->mutex);
-  return counted_->totals;
+  FlopTotals totals = counted_->totals;
+  if (counted_->modules) totals.modules = counted_->modules->modules();
+  return totals;
 }
 
 void FlopsProfiler::begin(int64_t steps) {
@@ -179,7 +205,9 @@ void FlopsProfiler::begin(int64_t steps) {
     return;
   }
   step_ = steps + 1;
-  counter_ = std::make_unique<FlopCounter>(options_.asynchronous);
+  const bool by_module = reports_ && options_.config.detailed;
+  counter_ = std::make_unique<FlopCounter>(
+      options_.asynchronous, by_module ? std::make_unique<FlopsModules>(options_.of_model) : nullptr);
   begin_ = std::chrono::steady_clock::now();
 }
 
@@ -191,8 +219,8 @@ void FlopsProfiler::end() {
   model_flops_ = totals.model();
   is_wanted_ = false;
   if (!reports_) return;
-  const std::string text = describe(totals, step_, options_.parameters,
-                                    options_.asynchronous ? 0 : time.count(), options_.config.detailed);
+  const std::string text =
+      describe(totals, step_, options_.parameters, options_.asynchronous ? 0 : time.count(), options_.config);
   const std::string& file = options_.config.output_file;
   if (file.empty()) return log_info(text);
   std::ofstream stream(file);

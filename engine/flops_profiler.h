@@ -14,17 +14,20 @@
 #include <utility>
 
 #include "config/monitoring_config.h"
+#include "engine/model.h"
 #include "monitor/flops.h"
 
 namespace zerorun {
 
 struct CountedFlops;
+class FlopsModules;
 
 /// Counts what this thread dispatches as long as the object lives. Ends on the thread on which it began.
 class FlopCounter {
  public:
   /// `all_threads`: also what autograd's threads dispatch for this one; only one such counter at a time.
-  explicit FlopCounter(bool all_threads = false);
+  /// `modules`: also counts by module; null: does not.
+  explicit FlopCounter(bool all_threads = false, std::unique_ptr<FlopsModules> modules = nullptr);
   ~FlopCounter();
   FlopCounter(const FlopCounter&) = delete;
   FlopCounter& operator=(const FlopCounter&) = delete;
@@ -40,8 +43,9 @@ class FlopsProfiler {
  public:
   struct Options {
     FlopsProfilerConfig config;
-    bool is_counted = true;  // whether this is the rank that counts
-    int64_t parameters = 0;  // for the report
+    bool is_counted = true;             // whether this is the rank that counts
+    int64_t parameters = 0;             // for the report
+    Model::NamedTensors of_model = {};  // the parameters by which operators belong to modules
     /// A device with streams: autograd computes on threads of its own, and the host's clock does not measure
     /// the device.
     bool asynchronous = false;

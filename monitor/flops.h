@@ -7,6 +7,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace zerorun {
 
@@ -24,12 +25,22 @@ int64_t attention_backward_flops(Sizes query, Sizes key, Sizes value);
 enum class FlopPhase { forward, backward, recomputed };
 inline constexpr int kFlopPhases = 3;
 
+using FlopsByPhase = std::array<int64_t, kFlopPhases>;
+
+/// Operations of a module, without those of modules inside of it.
+struct ModuleFlops {
+  std::string path = {};  // "h.0.attn"; empty: the model
+  int64_t parameters = 0;
+  FlopsByPhase flops = {};
+};
+
 struct FlopTotals {
   struct Row {
     int64_t calls = 0;
-    std::array<int64_t, kFlopPhases> flops{};
+    FlopsByPhase flops{};
   };
   std::map<std::string, Row> operators;
+  std::vector<ModuleFlops> modules = {};  // each before the modules inside of it; empty: not asked for
 
   int64_t of(FlopPhase phase) const;
   /// Those of the model's own formula: forward and backward.
@@ -37,10 +48,5 @@ struct FlopTotals {
   /// All that the rank has computed: recomputed forwards too.
   int64_t executed() const { return model() + of(FlopPhase::recomputed); }
 };
-
-/// What flops_profiler prints. `seconds`: of the step's forwards and backwards on the host's clock; 0: not
-/// measured.
-std::string describe(const FlopTotals& totals, int64_t step, int64_t parameters, double seconds,
-                     bool detailed);
 
 }  // namespace zerorun

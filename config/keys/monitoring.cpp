@@ -3,9 +3,6 @@
 
 namespace zerorun::config::keys {
 
-constexpr std::string_view no_modules =
-    "the profiler's table is by operator, since C++ modules have no hooks";
-
 static constexpr KeyFact monitoring_rows[] = {
     feature("tensorboard", "training metrics, written to TensorBoard"),
     boolean(".enabled", "false", "write TensorBoard logs"),
@@ -38,9 +35,11 @@ static constexpr KeyFact monitoring_rows[] = {
     number(".recompute_fwd_factor", "0.0", "fraction of forward that is recomputed")
         .no_effect("recomputed operations are counted"),
     integer(".profile_step", "1", "number of optimizer steps before the one to profile").least(0),
-    integer(".module_depth", "-1", "depth of modules in the table; -1: all").no_effect(no_modules),
-    integer(".top_modules", "1", "number of modules in the table").no_effect(no_modules),
-    boolean(".detailed", "true", "print a row for each operator, not only the sums"),
+    integer(".module_depth", "-1", "depth down to which the table has modules; the model has 0; -1: all")
+        .least(-1),
+    integer(".top_modules", "1", "number of modules with the most operations to name, for each depth")
+        .least(0),
+    boolean(".detailed", "true", "print a row for each operator and module, not only the sums"),
     text(".output_file", "", "file for the table; by default it is logged").or_null(),
     section("zerorun.run_log", "log of each optimizer step, from which `zerorun diff` compares runs"),
     text(".path", "\"\"", "folder of the log, which rank 0 writes; empty: no log"),

@@ -247,9 +247,6 @@ TEST_CASE("a feature in which nothing is switched on is not refused") {
 }
 
 TEST_CASE("a feature that is not supported is a warning, and a setting that has no effect is a note") {
-  check_note(R"("flops_profiler": {"enabled": true, "top_modules": 3})",
-             "flops_profiler.top_modules: 3 has no effect: the profiler's table is by operator, since C++ "
-             "modules have no hooks");
   check_note(R"("checkpoint": {"writer": {"decoupled": true}})",
              "checkpoint.writer: has no effect: every rank already writes in the background, in blocks of 1 "
              "MiB that bypass the page cache");

@@ -2,8 +2,11 @@
 #include "engine/flops_profiler.h"
 
 #include <catch2/catch.hpp>
+#include <memory>
+#include <optional>
 #include <string>
 
+#include "engine/flops_modules.h"
 #include "samples/gpt2/model.h"
 #include "tests/engine/net.h"
 #include "tests/support/expectations.h"
@@ -29,6 +32,36 @@ int64_t head_product(const samples::Gpt2Options& model, int64_t tokens) {
 }
 int64_t attention(const samples::Gpt2Options& model, int64_t batch, int64_t length) {
   return 4 * batch * model.layers * length * length * model.hidden;
+}
+
+// The formulas of each module: products with its weights; attention belongs to the module around them.
+void check_modules(const FlopTotals& totals, const samples::Gpt2Options& model, int64_t batch, int64_t length,
+                   bool recomputes) {
+  const int64_t square = 2 * batch * length * model.hidden * model.hidden;
+  const int64_t scores = attention(model, batch, length) / model.layers;
+  const auto forward_of = [&](const std::string& path) -> std::optional<int64_t> {
+    if (path.ends_with("attn.c_attn")) return 3 * square;
+    if (path.ends_with("attn.c_proj")) return square;
+    if (path.ends_with("mlp.c_fc") || path.ends_with("mlp.c_proj")) return 4 * square;
+    if (path.ends_with("attn")) return scores;
+    if (path.find(".h.") != std::string::npos) return 0;
+    return {};  // the head's product has the embedding's weight
+  };
+  FlopsByPhase others{};
+  for (const ModuleFlops& module : totals.modules) {
+    const std::optional<int64_t> forward = forward_of(module.path);
+    if (!forward) {
+      for (size_t phase = 0; phase < others.size(); ++phase) others[phase] += module.flops[phase];
+      continue;
+    }
+    const bool is_attention = module.path.ends_with("attn");
+    expect_equal(module.flops[0], *forward, "forward of " + module.path);
+    expect_equal(module.flops[1], is_attention ? *forward * 5 / 2 : 2 * *forward,
+                 "backward of " + module.path);
+    expect_equal(module.flops[2], recomputes ? *forward : 0, "recomputed of " + module.path);
+  }
+  const int64_t head = head_product(model, batch * length);
+  expect(others == FlopsByPhase{head, 2 * head, 0}, "the head");
 }
 
 }  // namespace
@@ -61,7 +94,7 @@ TEST_CASE("GPT-2 has exactly the operations of its formula, with recomputed bloc
       Engine engine = make_engine(*model, config.substr(0, config.size() - 1) + more + "}", communicator);
       constexpr int64_t kBatch = 3, kLength = 16;
       const at::Tensor tokens = at::arange(kBatch * kLength).view({kBatch, kLength}) % options.vocab;
-      const FlopCounter counter;
+      const FlopCounter counter(false, std::make_unique<FlopsModules>(model_of(*model).parameters));
       {
         at::Tensor loss;
         {
@@ -81,6 +114,7 @@ TEST_CASE("GPT-2 has exactly the operations of its formula, with recomputed bloc
       expect_equal(totals.of(FlopPhase::recomputed), recomputes ? of_blocks + scores : 0,
                    "recomputed " + more);
       expect_equal(totals.executed() - totals.model(), totals.of(FlopPhase::recomputed), "executed " + more);
+      check_modules(totals, options, kBatch, kLength, recomputes);
       engine.step();
     });
   }
@@ -122,7 +156,9 @@ TEST_CASE("The profiler reports the one step that the config names, on rank 0") 
                       Contains("aten::addmm") && Contains("executed 0.000007 GFLOP"));
   CHECK(log.find("floating-point") == log.rfind("floating-point"));
   CHECK_THAT(log_of(R"(, "profile_step": 0, "detailed": false)"),
-             Contains("of step 1 on") && !Contains("aten::"));
+             Contains("of step 1 on") && !Contains("aten::") && !Contains("module"));
+  CHECK_THAT(log, Contains("\nmodule ") && Contains("\n(the model) ") &&
+                      Contains("\nmost model GFLOP at depth 1: "));
   const std::string file = (folder / "flops").string();
   CHECK_THAT(log_of(R"(, "output_file": ")" + file + '"'), !Contains("floating-point"));
   CHECK_THAT(read_file(file), Contains("of step 2 on rank 0") && Contains("aten::mm"));
