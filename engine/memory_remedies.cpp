@@ -3,6 +3,7 @@
 #include <initializer_list>
 #include <variant>
 
+#include "engine/setup.h"
 #include "engine/state_placement.h"
 #include "zero/stage.h"
 
