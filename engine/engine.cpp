@@ -94,8 +94,9 @@ Engine::NoSync Engine::no_sync() {
 std::filesystem::path Engine::save_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                               const CheckpointOptions& options) {
   const ActivityScope activity(Activity::saving);
-  if (has_program_state(options))
-    state_->held_generations.stop("the program saves a client_state, which they cannot have");
+  HeldGenerations& generations = state_->held_generations;
+  if (const std::string reason = why_not_held(options, generations.gives_client_state()); !reason.empty())
+    generations.stop(reason);
   return zerorun::save_checkpoint(*state_, directory, tag, options);
 }
 
@@ -127,6 +128,10 @@ std::optional<RestoredCheckpoint> Engine::load_newest(const std::filesystem::pat
                                                       const RestoreOptions& options) {
   const ActivityScope activity(Activity::loading);
   return zerorun::load_newest(*state_, directory, options, checkpoint::local_file_system());
+}
+
+bool Engine::holds_generations() const {
+  return state_->held_generations.holds();
 }
 
 void Engine::attach(const DataPosition& position) {

@@ -126,6 +126,10 @@ struct RestoreOptions {
   bool counters = true;  // if false, step counts, schedule, loss scale and random generators stay as they are
   /// Whether load_newest() may take a generation in memory (docs/restarts.md), and step() may hold some.
   bool from_memory = true;
+  /// Gives the program's client_state (JSON) as it is now, for generations in memory; rank 0's is held.
+  /// Called in load_newest(), and by step() or DataPosition::advance(). A program that saves a client_state
+  /// and gives none here holds no generations.
+  std::function<std::string()> client_state = {};
 };
 
 struct RestoredCheckpoint {

@@ -23,8 +23,9 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const std::filesystem::pa
 /// Throws UserError on all ranks if their `words`, which say what they load, differ. A collective.
 void check_same_words(const std::string& words, Communicator& communicator, const std::string& label);
 
-/// Whether the program gives the checkpoint state of its own.
-bool has_program_state(const CheckpointOptions& options);
+/// Why generations in memory lack what the program gives this checkpoint; empty: they have it.
+/// `gives_client_state`: whether it does so for generations too.
+std::string why_not_held(const CheckpointOptions& options, bool gives_client_state);
 
 /// Engine::load_newest().
 std::optional<RestoredCheckpoint> load_newest(EngineState& state, const std::filesystem::path& directory,

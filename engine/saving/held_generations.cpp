@@ -187,14 +187,22 @@ std::string HeldGenerations::why_not(EngineState& state) const {
   return {};
 }
 
+CheckpointOptions HeldGenerations::program_state() const {
+  CheckpointOptions options;
+  if (client_state_) options.client_state = client_state_();
+  checkpoint::check_json(options.client_state, "RestoreOptions::client_state");
+  return options;
+}
+
 // What a generation may take.
 int64_t HeldGenerations::bytes_of_slot(EngineState& state) const {
   constexpr int64_t kPerRange = 1024;  // in a file's header and in the description
-  constexpr int64_t kMore = 1 << 18;
+  constexpr int64_t kMore = 1 << 18;   // for the program's state too, which may change
   const c10::NoGradGuard no_grad;
   CheckpointPart part;
-  fill_part(state, "", {}, ReadTime::at_once, part);
-  int64_t bytes = kMore;
+  const CheckpointOptions options = program_state();
+  fill_part(state, "", options, ReadTime::at_once, part);
+  int64_t bytes = kMore + 2 * std::ssize(options.client_state);
   for (const checkpoint::FileToWrite& file : part.files)
     bytes += file.bytes() + kPerRange * std::ssize(file.ranges) + 2 * checkpoint::kPageBytes;
   return bytes;
@@ -216,11 +224,14 @@ void HeldGenerations::check_fits(const std::vector<int64_t>& bytes) const {
                   std::to_string(available >> 20) + " MiB are available");
 }
 
-void HeldGenerations::start(EngineState& state, const Found* restored, const std::string& refusal) {
+void HeldGenerations::start(EngineState& state, const Found* restored, const std::string& refusal,
+                            std::function<std::string()> client_state) {
   if (!has_memory_) return;
+  client_state_ = std::move(client_state);
   Communicator& ranks = state.mesh.world();
-  const std::string own_reason = refusal.empty() ? why_not(state) : refusal;
-  const int64_t own_bytes = own_reason.empty() ? bytes_of_slot(state) : 0;
+  std::string own_reason = refusal.empty() ? why_not(state) : refusal;
+  int64_t own_bytes = 0;
+  if (own_reason.empty()) own_reason = failure_of([&] { own_bytes = bytes_of_slot(state); }).text;
   std::vector<int64_t> bytes;
   for (const std::string& text : exchange_texts(std::to_string(own_bytes), ranks, kLabel))
     bytes.push_back(std::stoll(text));
@@ -353,7 +364,7 @@ void HeldGenerations::write(EngineState& state) {
   const int file = (*own_)[static_cast<size_t>(slot)].get();
   const std::string tag = checkpoint::kStepTag + std::to_string(step);
   CheckpointPart part;
-  fill_part(state, tag, {}, ReadTime::at_once, part);
+  fill_part(state, tag, program_state(), ReadTime::at_once, part);
   checkpoint::clear_generation(file);
   checkpoint::HeldFiles files(file, checkpoint::kHeldBegin);
   std::map<std::string, checkpoint::StateFileFacts> facts;

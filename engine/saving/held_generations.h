@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +27,7 @@
 #include "base/process.h"
 #include "checkpoint/held_generation.h"
 #include "engine/data_position.h"
+#include "engine/options.h"
 
 namespace zerorun {
 
@@ -56,8 +58,14 @@ class HeldGenerations {
   /// Whether find() has found that ranks have memory for generations. The same on all ranks.
   bool has_memory() const { return has_memory_; }
   /// Holds generations from now on, beside the one that has been restored; if none has, those that are there
-  /// are dropped. `refusal`: why this run may hold none; or empty. A collective.
-  void start(EngineState& state, const Found* restored, const std::string& refusal);
+  /// are dropped. `refusal`: why this run may hold none; or empty. `client_state`: RestoreOptions's. A
+  /// collective.
+  void start(EngineState& state, const Found* restored, const std::string& refusal,
+             std::function<std::string()> client_state);
+  /// Whether the program gives its client_state for generations.
+  bool gives_client_state() const { return client_state_ != nullptr; }
+  /// Whether generations are held now.
+  bool holds() const { return holds_; }
   /// Call it when a save begins, before anything is written.
   void begin_save(const EngineState& state);
   /// Drops what is held, because the program has loaded another state.
@@ -83,6 +91,7 @@ class HeldGenerations {
   std::string list_own(const std::string& refusal) const;
   std::unique_ptr<checkpoint::HeldFiles> files_of(const Name& name) const;
   std::string why_not(EngineState& state) const;
+  CheckpointOptions program_state() const;
   int64_t bytes_of_slot(EngineState& state) const;
   void claim() const;
   void check_fits(const std::vector<int64_t>& bytes) const;
@@ -96,8 +105,9 @@ class HeldGenerations {
   std::optional<OpenHeldMemory> memory_;  // absent: not looked for yet
   HeldSlots* own_ = nullptr;              // this rank's in `memory_`; null: it has none of this job's
   bool has_memory_ = false;
-  std::string run_;      // HeldGeneration::run and ...
-  std::string attempt_;  // ... HeldGeneration::attempt of what is held from now on
+  std::string run_;                            // HeldGeneration::run and ...
+  std::string attempt_;                        // ... HeldGeneration::attempt of what is held from now on
+  std::function<std::string()> client_state_;  // null: the program gives none
   bool holds_ = false;
   int newest_ = 0;            // which of the two slots
   int64_t newest_step_ = -1;  // of the generation there; -1: not known

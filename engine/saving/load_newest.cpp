@@ -155,16 +155,19 @@ void log_choice(const EngineState& state, const Candidate& chosen) {
 std::string why_none_is_held(const RestoreOptions& options, const RestoredCheckpoint& restored) {
   if (!options.from_memory || !options.optimizer_states || !options.counters)
     return "load_newest() was told to restore a part";
-  if (has_program_state({.client_state = restored.client_state, .client_tensors = restored.client_tensors}))
-    return "the program saves a client_state, which generations do not have";
-  return {};
+  return why_not_held({.client_state = restored.client_state, .client_tensors = restored.client_tensors},
+                      options.client_state != nullptr);
 }
 
 }  // namespace
 
-bool has_program_state(const CheckpointOptions& options) {
+std::string why_not_held(const CheckpointOptions& options, bool gives_client_state) {
   const std::string& text = options.client_state;
-  return !(text.empty() || text == "null" || text == "{}") || !options.client_tensors.empty();
+  if (!options.client_tensors.empty())
+    return "the program saves client_tensors, which generations do not have";
+  if (gives_client_state || text.empty() || text == "null" || text == "{}") return {};
+  return "the program saves a client_state: give load_newest() a function that tells it "
+         "(RestoreOptions::client_state)";
 }
 
 std::optional<RestoredCheckpoint> load_newest(EngineState& state, const fs::path& directory,
@@ -197,13 +200,13 @@ std::optional<RestoredCheckpoint> load_newest(EngineState& state, const fs::path
     if (damage.empty()) {
       RestoredCheckpoint restored = load_checkpoint(state, one.directory, one.tag, options, *one.files);
       log_choice(state, one);
-      generations.start(state, one.held, why_none_is_held(options, restored));
+      generations.start(state, one.held, why_none_is_held(options, restored), options.client_state);
       return restored;
     }
     if (communicator.rank() == 0) log_warning("a checkpoint is damaged and passed over: " + damage);
   }
   if (tags.empty()) {
-    generations.start(state, nullptr, why_none_is_held(options, {}));
+    generations.start(state, nullptr, why_none_is_held(options, {}), options.client_state);
     return std::nullopt;
   }
   throw UserError(directory.string() + ": all " + std::to_string(tags.size()) +

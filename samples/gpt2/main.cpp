@@ -103,13 +103,13 @@ at::Tensor to_device(const at::Tensor& tensor, c10::Device device) {
 
 // Starts one optimizer step. Calls finish_previous() after the first forward.
 template <typename FinishPrevious>
-StartedStep start_step(zerorun::DataPosition& position, Gpt2& model, zerorun::Engine& engine,
+StartedStep start_step(const zerorun::DataPosition& position, Gpt2& model, zerorun::Engine& engine,
                        const Dataset& data, const FinishPrevious& finish_previous) {
   const int64_t micro_steps = engine.config().batch.gradient_accumulation_steps;
   StartedStep step{.record = {.step = engine.global_steps()}, .loss = {}};
   at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(engine.device()));
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-    const Batch batch = data.batch(position.numbers());
+    const Batch batch = data.batch(position.numbers(micro_step));
     const at::Tensor loss = [&] {
       const zerorun::AutocastScope autocast = engine.autocast();
       return model->loss(to_device(batch.tokens, engine.device()),
@@ -124,13 +124,12 @@ StartedStep start_step(zerorun::DataPosition& position, Gpt2& model, zerorun::En
     loss_sum += loss.detach();
     if (micro_step + 1 == micro_steps) step.loss = loss_sum.to(at::kCPU, /*non_blocking=*/true);
     engine.step();
-    position.advance();
   }
   return step;
 }
 
 // Likewise of a model that is divided among pipeline stages: one call runs all micro-steps.
-StartedStep start_divided_step(zerorun::DataPosition& position, zerorun::Engine& engine,
+StartedStep start_divided_step(const zerorun::DataPosition& position, zerorun::Engine& engine,
                                const Dataset& data) {
   StartedStep step{.record = {.step = engine.global_steps(),
                               .lr = engine.get_lr().front(),
@@ -148,7 +147,6 @@ StartedStep start_divided_step(zerorun::DataPosition& position, zerorun::Engine&
         to_device(Gpt2Impl::labels_of(batch.tokens, batch.attention_mask), engine.device()));
   }
   step.loss = engine.train_batch(window).to(at::kCPU, /*non_blocking=*/true);
-  position.advance(micro_steps);
   return step;
 }
 
@@ -211,6 +209,8 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
     } else {
       started = start_step(position, model, engine, data, finish);
     }
+    if (engine.holds_generations()) finish();  // a restart from memory begins behind advance()
+    position.advance(engine.config().batch.gradient_accumulation_steps);
     const bool ends = engine.should_stop() || step + 1 == options.steps;
     const auto is_due = [&](int64_t every) { return every > 0 && (step + 1) % every == 0; };
     const bool evaluates = is_due(options.eval_every) && !ends;

@@ -42,8 +42,12 @@ std::string client_state(const Dataset& data) {
 
 zerorun::RestoredCheckpoint resume(const ProgramOptions& options, const Dataset& data,
                                    zerorun::Engine& engine, zerorun::DataPosition& position) {
-  if (std::getenv("ZERORUN_RESTARTS") != nullptr && !options.save_dir.empty()) {
-    if (auto own = engine.load_newest(options.save_dir)) {
+  // Of zerorun --max_restarts; the second one is set from the first start on, with --hold_every.
+  const bool goes_on =
+      std::getenv("ZERORUN_RESTARTS") != nullptr || std::getenv("ZERORUN_HELD_MEMORY") != nullptr;
+  if (goes_on && !options.save_dir.empty()) {
+    if (auto own =
+            engine.load_newest(options.save_dir, {.client_state = [&data] { return client_state(data); }})) {
       check_data("--save-dir " + options.save_dir, data, own->client_state, engine, position);
       return std::move(*own);
     }

@@ -274,8 +274,44 @@ TEST_CASE("every Nth step is held, and what cannot be is refused by name") {
   });
   const std::string log = capture.text();
   CHECK_THAT(log, Contains("from now on no state is held in memory, restarts are from checkpoints alone: the "
-                           "program saves a client_state") &&
+                           "program saves a client_state: give load_newest() a function") &&
                       Contains("state is kept in files (offload to nvme)"));
+}
+
+TEST_CASE("a program's client_state is held, as it is after each step") {
+  const TemporaryFolder temporary;
+  const fs::path folder = temporary / "saves";
+  const Launcher launcher(2);
+  const auto go_on = [&](int64_t until, const std::string& expected) {
+    run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      StateTraining training({.name = "AdamW", .optimizer = R"({"type": "AdamW", "params": {"lr": 0.01}})"},
+                             1, "fp32", communicator);
+      const auto state = [&] {
+        return R"({"step": )" + std::to_string(training.engine->global_steps()) + "}";
+      };
+      const auto found = training.engine->load_newest(folder, {.client_state = state});
+      expect(training.engine->holds_generations(), "generations are held");
+      expect((found ? found->client_state : "none") == expected, found ? found->client_state : "none");
+      while (training.engine->global_steps() < until)
+        training.step(static_cast<int>(training.engine->global_steps()));
+      if (until == 2)
+        training.engine->save_checkpoint(folder, "", {.client_state = state(), .asynchronous = false});
+      expect(training.engine->holds_generations(), "also after a save with a client_state");
+    });
+  };
+  go_on(2, "none");
+  go_on(5, R"({"step":2})");
+  go_on(6, R"({"step":5})");
+
+  StderrCapture capture;
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining training({.name = "AdamW", .optimizer = R"({"type": "AdamW", "params": {"lr": 0.01}})"}, 1,
+                           "fp32", communicator);
+    training.engine->load_newest(temporary / "other", {.client_state = [] { return std::string("{"); }});
+    expect(!training.engine->holds_generations(), "nothing is held");
+  });
+  CHECK_THAT(capture.text(), Contains("--hold_every: no state is held in memory") &&
+                                 Contains("RestoreOptions::client_state"));
 }
 
 // For figures; not part of the suite.

@@ -125,6 +125,27 @@ TEST_CASE("gpt2: after a restart training goes on from the newest whole checkpoi
   CHECK(trainings.losses("log") == trainings.losses("straight"));  // equal to the bit
 }
 
+TEST_CASE("gpt2: after a restart training goes on from the launcher's memory, and no step is missing") {
+  const Trainings trainings;
+  const std::string steps = trainings.tiny() + "--steps 300 ";
+  REQUIRE(trainings.train(2, 2, steps + "--csv " + trainings.path("straight")).exit_code == 0);
+  const std::string gpt2 = kBin + "gpt2 --deepspeed " + write_config(trainings.folder, 2, 1) +
+                           " --generate 0 " + steps + "--data " + trainings.text + " --save-dir " +
+                           trainings.path("saves") + " --csv " + trainings.path("log");
+  // The first attempt is killed at some step, long before its only save.
+  const std::string script =
+      trainings.folder.write("job.sh", "[ -z \"$ZERORUN_RESTARTS\" ] && [ $RANK = 0 ] || exec " + gpt2 +
+                                           "\n" + gpt2 + " & \nuntil grep -q ^6, " + trainings.path("log") +
+                                           "; do sleep 0.01; done\nkill -9 $!\nexit 3\n");
+  const Outcome restarted =
+      run(trainings.folder,
+          "ZERORUN_DEVICE=cpu " + kBin + "zerorun --num_gpus 2 --max_restarts 1 --hold_every 1 sh " + script);
+  INFO(restarted.err);
+  REQUIRE(restarted.exit_code == 0);
+  CHECK_THAT(restarted.out, Contains("resumed from memory/global_step"));
+  CHECK(trainings.losses("log") == trainings.losses("straight"));  // equal to the bit
+}
+
 TEST_CASE("gpt2: texts of a JSON field are padded rows") {
   const Trainings trainings;
   std::string lines;
