@@ -3,16 +3,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/safetensors_dtype.h"
 
 namespace zerorun {
-
-namespace {
-
-const char* safetensors_name(Dtype dtype) {
-  return dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
-}
-
-}  // namespace
 
 SliceStore::SliceStore(Layout layout, std::vector<int64_t> numels, int rank, int world_size)
     : layout_(std::move(layout)),
