@@ -11,6 +11,7 @@
 #include "base/hexadecimal.h"
 #include "base/narrow_floats.h"
 #include "checkpoint/checksums.h"
+#include "checkpoint/safetensors_dtype.h"
 #include "checkpoint/state_header.h"
 
 namespace zerorun::checkpoint {
@@ -169,13 +170,12 @@ class Comparison {
       difference.differing += std::memcmp(&a_[at], &b_[at], static_cast<size_t>(size)) != 0 ? 1 : 0;
     if (dtype == "F64") {
       largest_of<double>(a_.data(), b_.data(), difference);
-    } else if (dtype == "F32" || dtype == "BF16" || dtype == "F16") {
-      const Dtype narrow = dtype == "F32" ? Dtype::fp32 : dtype == "BF16" ? Dtype::bf16 : Dtype::fp16;
+    } else if (const auto narrow = training_dtype_named(dtype)) {
       const auto numel = static_cast<int64_t>(a_.size()) / size;
       wide_a_.resize(static_cast<size_t>(numel) * sizeof(float));
       wide_b_.resize(wide_a_.size());
-      widen(a_.data(), narrow, reinterpret_cast<float*>(wide_a_.data()), numel);
-      widen(b_.data(), narrow, reinterpret_cast<float*>(wide_b_.data()), numel);
+      widen(a_.data(), *narrow, reinterpret_cast<float*>(wide_a_.data()), numel);
+      widen(b_.data(), *narrow, reinterpret_cast<float*>(wide_b_.data()), numel);
       largest_of<float>(wide_a_.data(), wide_b_.data(), difference);
     }
   }

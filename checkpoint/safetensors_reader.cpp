@@ -7,10 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <string_view>
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/safetensors_dtype.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -24,20 +24,9 @@ constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // limit of the format
 constexpr const char* kMetadata = "__metadata__";
 
-std::optional<uint64_t> element_size(std::string_view dtype) {
-  static constexpr std::pair<std::string_view, uint64_t> kSizes[] = {
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},   {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"I16", 2},
-      {"U16", 2},  {"F16", 2}, {"BF16", 2}, {"I32", 4},     {"U32", 4},     {"F32", 4},
-      {"I64", 8},  {"U64", 8}, {"F64", 8},  {"C64", 8}};
-  for (const auto& [name, size] : kSizes) {
-    if (name == dtype) return size;
-  }
-  return std::nullopt;
-}
-
 // Returns the size of a tensor in bytes; absent if it does not fit into 64 bits.
-std::optional<uint64_t> byte_size(uint64_t element_bytes, const std::vector<int64_t>& shape) {
-  uint64_t bytes = element_bytes;
+std::optional<uint64_t> byte_size(int64_t element_bytes, const std::vector<int64_t>& shape) {
+  auto bytes = static_cast<uint64_t>(element_bytes);
   for (int64_t dimension : shape) {
     if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(dimension), &bytes)) return std::nullopt;
   }
@@ -46,7 +35,7 @@ std::optional<uint64_t> byte_size(uint64_t element_bytes, const std::vector<int6
 
 // Throws UserError unless the dtype is known and the tensor's size matches its offsets.
 void check_size(const TensorInfo& info, const std::string& where) {
-  const std::optional<uint64_t> element_bytes = element_size(info.dtype);
+  const std::optional<int64_t> element_bytes = bytes_per_element(info.dtype);
   if (!element_bytes) throw UserError(where + "unknown dtype '" + info.dtype + "'");
   const std::optional<uint64_t> bytes = byte_size(*element_bytes, info.shape);
   if (info.begin <= info.end && bytes == info.end - info.begin) return;

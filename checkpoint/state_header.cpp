@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "checkpoint/file_system.h"
+#include "checkpoint/safetensors_dtype.h"
 
 namespace zerorun::checkpoint {
 namespace {
@@ -21,13 +21,7 @@ nlohmann::json entry_of(const std::string& dtype, int64_t numel, int64_t begin, 
 }  // namespace
 
 int64_t element_bytes(const std::string& dtype) {
-  static constexpr std::pair<std::string_view, int64_t> kSizes[] = {
-      {"F32", 4}, {"BF16", 2},    {"F16", 2},     {"F64", 8}, {"I64", 8}, {"I32", 4},
-      {"I16", 2}, {"I8", 1},      {"U64", 8},     {"U32", 4}, {"U16", 2}, {"U8", 1},
-      {"C64", 8}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"BOOL", 1}};
-  for (const auto& [name, bytes] : kSizes) {
-    if (name == dtype) return bytes;
-  }
+  if (const auto bytes = bytes_per_element(dtype)) return *bytes;
   throw UserError("dtype \"" + dtype + "\": not one that ZeroRun saves");
 }
 

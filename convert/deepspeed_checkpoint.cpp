@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/safetensors_dtype.h"
 #include "checkpoint/state_header.h"
 #include "convert/deepspeed_contents.h"
 
@@ -20,10 +21,8 @@ std::string precision_of_module(DeepSpeedContents& contents) {
   const std::vector<std::string> buffers = model.need("buffer_names").texts();
   for (const auto& [name, value] : model.need("module").entries()) {
     if (std::ranges::find(buffers, name) != buffers.end()) continue;
-    const std::string dtype = tensor_of(contents.models.front(), value)->tensor.dtype;
-    if (dtype == "BF16") return "bf16";
-    if (dtype == "F16") return "fp16";
-    if (dtype == "F32") return "fp32";
+    const auto dtype = training_dtype_named(tensor_of(contents.models.front(), value)->tensor.dtype);
+    if (dtype) return name_of(*dtype);
   }
   throw UserError(model.place + "neither \"ds_config\" nor \"module\" shows the precision of training");
 }

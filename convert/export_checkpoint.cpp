@@ -3,29 +3,18 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "base/error.h"
 #include "base/narrow_floats.h"
 #include "base/progress_bar.h"
+#include "checkpoint/safetensors_dtype.h"
 #include "checkpoint/safetensors_folder.h"
 
 namespace zerorun::convert {
 namespace {
 
 constexpr int64_t kChunkNumel = int64_t{1} << 18;
-
-std::optional<Dtype> training_dtype(const std::string& safetensors_name) {
-  if (safetensors_name == "F32") return Dtype::fp32;
-  if (safetensors_name == "BF16") return Dtype::bf16;
-  if (safetensors_name == "F16") return Dtype::fp16;
-  return std::nullopt;
-}
-
-const char* safetensors_name(Dtype dtype) {
-  return dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
-}
 
 // The state in the checkpoint from which an exported tensor is read.
 struct Source {
@@ -106,7 +95,7 @@ class Exporter {
       check_strides(name, parameter, numel);
       TensorToStore& tensor = tensors_.emplace_back();
       tensor.name = name;
-      tensor.dtype = training_dtype(dtype) ? safetensors_name(options.dtype) : dtype;
+      tensor.dtype = training_dtype_named(dtype) ? safetensors_name(options.dtype) : dtype;
       tensor.shape = parameter.shape;
       sources_.push_back({name, state, dtype, numel});
       numel_ += numel;
@@ -175,7 +164,7 @@ class Exporter {
   }
 
   void write_converted(const Source& source, std::span<const std::byte> elements, SafetensorsFolder& output) {
-    const auto from = training_dtype(source.dtype);
+    const auto from = training_dtype_named(source.dtype);
     if (!from || *from == options_.dtype) {
       output.write(elements);
     } else {

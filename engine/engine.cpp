@@ -70,10 +70,10 @@ void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
 }
 
 at::Tensor Engine::train_batch(std::span<const MicroBatch> batches) {
-  return state_->train_batch(batches);
+  return zerorun::train_batch(*state_, batches);
 }
 at::Tensor Engine::eval_batch(std::span<const MicroBatch> batches) {
-  return state_->eval_batch(batches);
+  return zerorun::eval_batch(*state_, batches);
 }
 
 void Engine::step() {

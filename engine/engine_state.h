@@ -67,6 +67,8 @@ struct EngineState {
   /// saves any more. To be called before anything else is done with gradients. `call`: the function to name
   /// in the error, such as "engine.step".
   void check_has_parameters(const std::string& call) const;
+  /// Throws UserError once a window of the pipeline has failed.
+  void check_windows_work(const std::string& call) const;
   /// Throws UserError once an update has failed.
   void check_not_failed(const std::string& call) const;
   /// Throws UserError if the engine has no optimizer.
@@ -75,6 +77,8 @@ struct EngineState {
   void check_before_backward(const std::string& call) const;
   /// Throws UserError between offload_states() and reload_states().
   void check_states_are_here(const std::string& call) const;
+  /// Throws UserError if nothing can be updated now, for another reason than missing gradients.
+  void check_before_update(const std::string& call) const;
   /// Throws UserError if no step() may follow now.
   void check_before_step(const std::string& call) const;
   /// Waits for the outcome of the last step. Throws UserError unless the program may set values of this
@@ -102,9 +106,6 @@ struct EngineState {
   void start_recomputation(bool has_pipeline);
   /// From now on this rank trains by train_batch(). A collective of the pipeline ranks.
   void start_pipeline(DividedModel divided, WholeModel whole, const InitializeOptions& options);
-  /// Engine::train_batch() and Engine::eval_batch().
-  at::Tensor train_batch(std::span<const MicroBatch> batches);
-  at::Tensor eval_batch(std::span<const MicroBatch> batches);
   /// Engine::step().
   void step();
   /// If the last step is still open, waits for its outcome and calls apply_outcome().
@@ -129,22 +130,10 @@ struct EngineState {
  private:
   /// Begins a backward that the program starts itself (LibTorch's loss.backward()). Throws UserError.
   BackwardPasses::Start begin_plain_backward();
-  /// Throws UserError if nothing can be updated now, for another reason than missing gradients. `call`: the
-  /// function to name in the error, such as "engine.step".
-  void check_before_update(const std::string& call) const;
   /// Throws UserError if a parameter has left its bucket: the program has given it other memory.
   void check_in_place() const;
-  /// Throws UserError once a window of the pipeline has failed.
-  void check_windows_work(const std::string& call) const;
-  /// Throws UserError if no window of a pipeline may begin now.
-  void check_before_batch(const std::string& call, size_t micro_batches);
-  template <typename Check>
-  void agree_on_batch(const std::string& call, size_t micro_batches, const Check& check);
   /// After the first optimizer step: chooses the blocks to recompute, if they are to keep to a budget.
   void spend_recomputation_budget();
-  template <typename Action>
-  auto run_window(const std::string& call, const Action& action);
-  at::Tensor mean_loss(const at::Tensor& own);
   /// Finishes the reduction and has the device compute the step's outcome: the same bits on every rank and at
   /// every stage.
   void measure();
@@ -224,9 +213,7 @@ struct EngineState {
   std::string pipeline_failure;           // why a window of the pipeline has failed, for good
   bool computes_only = false;             // no optimizer: nothing is trained
   int lost_parameter = -1;                // the first one that another engine has taken; -1: none
-  int open_scopes = 0;                    // number of open GatheredParameters scopes
-  /// Of the open scopes, those whose writes this rank undoes itself if they are abandoned.
-  std::vector<GatherScope*> keeping_scopes;
+  std::vector<GatherScope*> open_scopes;  // of GatheredParameters
 
   CheckpointWriter checkpoints;          // destroyed before all state that its thread reads
   std::optional<OwnedParameters> owned;  // always set once the engine is made
@@ -234,5 +221,9 @@ struct EngineState {
   std::optional<DataPosition> data = {};  // absent: the program has attached none
   HeldGenerations held_generations;       // its position is `data`
 };
+
+/// Engine::train_batch() and Engine::eval_batch().
+at::Tensor train_batch(EngineState& state, std::span<const MicroBatch> batches);
+at::Tensor eval_batch(EngineState& state, std::span<const MicroBatch> batches);
 
 }  // namespace zerorun

@@ -94,7 +94,7 @@ void EngineState::check_knows_parts(const std::string& call) const {
 
 void EngineState::check_no_step_is_open(const std::string& call) const {
   check_not_failed(call);
-  if (open_scopes > 0) {
+  if (!open_scopes.empty()) {
     throw UserError(call + "() inside a GatheredParameters scope: end the scope first");
   }
   check_in_place();
@@ -131,7 +131,7 @@ void EngineState::check_before_update(const std::string& call) const {
                     "() inside a no_sync() scope, where gradients are not reduced: end the scope before the "
                     "last backward()");
   }
-  if (open_scopes > 0) {
+  if (!open_scopes.empty()) {
     throw UserError(call + "() inside a GatheredParameters scope: end the scope first");
   }
   const auto& parameters = buckets.parameters();

@@ -95,30 +95,32 @@ void EngineState::check_windows_work(const std::string& call) const {
       pipeline_failure + ")");
 }
 
-void EngineState::check_before_batch(const std::string& call, size_t micro_batches) {
+namespace {
+
+// Throws UserError if no window may begin now.
+void check_before_batch(EngineState& state, const std::string& call, size_t micro_batches) {
   check_outside_backward(call);
-  check_has_parameters(call);
-  if (!stage) {
+  state.check_has_parameters(call);
+  if (!state.stage) {
     throw UserError(call +
                     "() of an engine without a list of layers: set InitializeOptions::pipeline (Python: "
                     "PipelineModule), or call engine.backward() and engine.step()");
   }
-  held.follow_failed_backward(call);
-  held.follow_marks(call);
-  check_not_failed(call);
+  state.held.follow_failed_backward(call);
+  state.held.follow_marks(call);
+  state.check_not_failed(call);
   if (micro_batches == 0)
     throw UserError(call + "() without micro-batches: give gradient_accumulation_steps of them");
-  if (progress.in_no_sync())
+  if (state.progress.in_no_sync())
     throw UserError(call + "() inside a no_sync() scope, which it cannot follow: end the scope first");
-  if (held.backwards() > 0 || progress.counts().micro > 0)
+  if (state.held.backwards() > 0 || state.progress.counts().micro > 0)
     throw UserError(call + "() between backward() and step(): call it after step()");
 }
 
 // Runs `check` on all ranks, of which each gives as many micro-batches. If it throws on any rank, all ranks
 // throw its error, so that none begins a window in which others do not take part.
 template <typename Check>
-void EngineState::agree_on_batch(const std::string& call, size_t micro_batches, const Check& check) {
-  Communicator& world = mesh.world();
+void agree_on_batch(Communicator& world, const std::string& call, size_t micro_batches, const Check& check) {
   const Failure failure = failure_of(check);
   const std::string label = "the beginning of " + call;
   const at::Tensor counts = at::zeros({world.world_size()}, at::kLong);
@@ -136,67 +138,70 @@ void EngineState::agree_on_batch(const std::string& call, size_t micro_batches, 
 
 // Runs a part of a window that other ranks take part in: this rank cannot go on if it throws.
 template <typename Action>
-auto EngineState::run_window(const std::string& call, const Action& action) try {
+auto run_window(EngineState& state, const std::string& call, const Action& action) try {
   return action();
 } catch (const std::exception& error) {
-  pipeline_failure = error.what();
-  mesh.world().announce_failure(call + "() failed: " + error.what());
+  state.pipeline_failure = error.what();
+  state.mesh.world().announce_failure(call + "() failed: " + error.what());
   throw;
 }
 
 // All ranks get the mean of the last stage's losses.
-at::Tensor EngineState::mean_loss(const at::Tensor& own) {
-  const bool counts = stage->is_last() && mesh.coordinates().tensor == 0;
-  at::Tensor loss = (counts ? own / mesh.data().world_size() : at::zeros_like(own)).reshape({1});
-  mesh.world().all_reduce(loss, "the loss of a window")->wait();
+at::Tensor mean_loss(const EngineState& state, const at::Tensor& own) {
+  const bool counts = state.stage->is_last() && state.mesh.coordinates().tensor == 0;
+  at::Tensor loss = (counts ? own / state.mesh.data().world_size() : at::zeros_like(own)).reshape({1});
+  state.mesh.world().all_reduce(loss, "the loss of a window")->wait();
   return loss.reshape({});
 }
 
-at::Tensor EngineState::train_batch(std::span<const MicroBatch> batches) {
+}  // namespace
+
+at::Tensor train_batch(EngineState& state, std::span<const MicroBatch> batches) {
   const ActivityScope activity(Activity::batch);
   const std::string call = "engine.train_batch";
-  check_windows_work(call);  // other ranks may be gone
-  agree_on_batch(call, batches.size(), [&] {
-    check_before_batch(call, batches.size());
+  state.check_windows_work(call);  // other ranks may be gone
+  agree_on_batch(state.mesh.world(), call, batches.size(), [&] {
+    check_before_batch(state, call, batches.size());
     if (!c10::GradMode::is_enabled())
       throw UserError(call + "() with autograd off (torch::NoGradGuard; Python: torch.no_grad())");
-    finish_open_step();
-    follow_schedule();
-    check_before_backward(call);
-    check_before_update(call);
+    state.finish_open_step();
+    state.follow_schedule();
+    state.check_before_backward(call);
+    state.check_before_update(call);
   });
-  if (!model.is_training()) model.set_training(true);
+  if (!state.model.is_training()) state.model.set_training(true);
 
   const auto count = static_cast<int64_t>(batches.size());
-  return run_window(call, [&] {
-    progress.begin_batch(count);
-    if (residency) residency->set_ends_surely(true);
-    const at::Tensor own = stage->train(batches, [&](const Tensors& roots, const Tensors& gradients) {
-      if (held.backwards() > 0) {
-        held.end_micro_step();
-        progress.end_micro_step();
+  return run_window(state, call, [&] {
+    state.progress.begin_batch(count);
+    if (state.residency) state.residency->set_ends_surely(true);
+    const at::Tensor own = state.stage->train(batches, [&](const Tensors& roots, const Tensors& gradients) {
+      if (state.held.backwards() > 0) {
+        state.held.end_micro_step();
+        state.progress.end_micro_step();
       }
-      if (roots.empty() || !gradients.empty()) return run_backward(roots, gradients);
-      check_losses(*this, roots.front(), call);
-      run_backward(roots, {seed_of(roots.front(), count)});
+      if (roots.empty() || !gradients.empty()) return state.run_backward(roots, gradients);
+      check_losses(state, roots.front(), call);
+      state.run_backward(roots, {state.seed_of(roots.front(), count)});
     });
-    if (residency) residency->set_ends_surely(false);
-    at::Tensor loss = mean_loss(own);
-    monitor->set_loss(loss, own);
-    step();
+    if (state.residency) state.residency->set_ends_surely(false);
+    at::Tensor loss = mean_loss(state, own);
+    state.monitor->set_loss(loss, own);
+    state.step();
     return loss;
   });
 }
 
-at::Tensor EngineState::eval_batch(std::span<const MicroBatch> batches) {
+at::Tensor eval_batch(EngineState& state, std::span<const MicroBatch> batches) {
   const ActivityScope activity(Activity::batch);
   const std::string call = "engine.eval_batch";
-  check_windows_work(call);
-  agree_on_batch(call, batches.size(), [&] { check_before_batch(call, batches.size()); });
-  const bool was_training = model.is_training();
-  if (was_training) model.set_training(false);
-  at::Tensor loss = run_window(call, [&] { return mean_loss(stage->evaluate(batches)); });
-  if (was_training) model.set_training(true);
+  state.check_windows_work(call);
+  agree_on_batch(state.mesh.world(), call, batches.size(),
+                 [&] { check_before_batch(state, call, batches.size()); });
+  const bool was_training = state.model.is_training();
+  if (was_training) state.model.set_training(false);
+  at::Tensor loss = run_window(state, call, [&] { return mean_loss(state, state.stage->evaluate(batches)); });
+  if (was_training) state.model.set_training(true);
   return loss;
 }
 

@@ -76,7 +76,7 @@ GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& paramete
   std::sort(buckets_.begin(), buckets_.end());
   buckets_.erase(std::unique(buckets_.begin(), buckets_.end()), buckets_.end());
   if (state_->residency) state_->residency->hold(buckets_);
-  ++state_->open_scopes;
+  state_->open_scopes.push_back(this);
   is_open_ = true;
   try {
     keep_values();
@@ -93,8 +93,7 @@ GatherScope::~GatherScope() {
 
 void GatherScope::close(bool unwinding) {
   if (!std::exchange(is_open_, false)) return;
-  --state_->open_scopes;
-  std::erase(state_->keeping_scopes, this);
+  std::erase(state_->open_scopes, this);
   ScopeEnd end = modifier_rank_ ? ScopeEnd::abandoned : ScopeEnd::read;
   std::exception_ptr failure;
   try {
@@ -232,7 +231,6 @@ void GatherScope::keep_values() {
                         state_->residency->undoes_writes(state_->buckets.bucket_of(bucketed_[position]));
     if (!undone) kept_.push_back({position, memory(position).clone()});
   }
-  if (!kept_.empty()) state_->keeping_scopes.push_back(this);
 }
 
 // All ranks have got what a scope within this one wrote, so undo() may not take it back on this rank alone.
@@ -347,7 +345,7 @@ void GatherScope::share_writes() {
     broadcast("a parameter of the GatheredParameters scope", tensor);
     tensor.unsafeGetTensorImpl()->bump_version();
   }
-  for (GatherScope* outer : state_->keeping_scopes) outer->follow(*this);
+  for (GatherScope* outer : state_->open_scopes) outer->follow(*this);
 }
 
 GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,

@@ -92,7 +92,7 @@ void tell_of_zeropp(const Config& config, const Mesh& mesh) {
 void try_layers(EngineState& state, const Pipeline& pipeline) {
   if (!pipeline.example) return;
   const GeneratorStates generators({state.mesh.world().device().location()});
-  state.eval_batch({&*pipeline.example, 1});
+  eval_batch(state, {&*pipeline.example, 1});
   generators.restore();
 }
 

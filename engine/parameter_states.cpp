@@ -27,10 +27,8 @@ const StateTensor& state_of(const EngineState& state, int parameter, const std::
 // Copies those elements of `from` that `to` has too. Both are 1-D ranges of one bucket, which begin at these
 // offsets.
 void copy_overlap(const at::Tensor& to, int64_t to_begin, const at::Tensor& from, int64_t from_begin) {
-  const int64_t first = std::max(to_begin, from_begin);
-  const int64_t end = std::min(to_begin + to.numel(), from_begin + from.numel());
-  if (first >= end) return;
-  to.narrow(0, first - to_begin, end - first).copy_(from.narrow(0, first - from_begin, end - first));
+  const auto [begin, numel] = overlap({to_begin, to.numel()}, {from_begin, from.numel()});
+  if (numel > 0) to.narrow(0, begin - to_begin, numel).copy_(from.narrow(0, begin - from_begin, numel));
 }
 
 }  // namespace

@@ -72,18 +72,15 @@ Shard ShardStates::make_shard(int bucket, int rank, int chunk) const {
 // between pipeline stages that share it.
 std::vector<RandomRun> ShardStates::random_runs(int bucket, int rank, int chunk) const {
   const Range of_chunk = store_->chunk_range(bucket, chunk);
-  const int64_t slice_begin = rank * store_->layout(bucket).slice_numel;
   std::vector<RandomRun> runs;
   for (const int parameter : store_->layout(bucket).parameters) {
-    const Range range = store_->range_in_slice(parameter, rank);
-    const int64_t begin = std::max(range.begin, of_chunk.begin);
-    const int64_t end = std::min(range.begin + range.numel, of_chunk.begin + of_chunk.numel);
-    if (begin >= end) continue;
+    const auto [begin, numel] = overlap(store_->range_in_slice(parameter, rank), of_chunk);
+    if (numel == 0) continue;
     const auto seed = static_cast<uint64_t>(*precision_->rounding_seed);
     runs.push_back({.begin = begin - of_chunk.begin,
-                    .numel = end - begin,
+                    .numel = numel,
                     .key = mixed(fnv1a(mixed(seed), buckets_->parameters()[parameter].name)),
-                    .first = slice_begin + begin - store_->layout().locations[parameter].offset});
+                    .first = store_->index_in_parameter(parameter, rank, begin)});
   }
   return runs;
 }

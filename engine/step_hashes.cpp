@@ -94,9 +94,11 @@ void StepHashes::for_each_run(int parameter, int64_t begin, int64_t numel, const
     int64_t position = outer * of_part;
     for (const Range& range : ranges) {
       const int64_t length = range.numel * inner;
-      const int64_t first = std::max(begin, position), last = std::min(end, position + length);
-      if (first < last)
-        visit((outer * split.whole + range.begin) * inner + first - position, first - begin, last - first);
+      const Range run = overlap({begin, numel}, {position, length});
+      if (run.numel > 0) {
+        const int64_t first = (outer * split.whole + range.begin) * inner + run.begin - position;
+        visit(first, run.begin - begin, run.numel);
+      }
       position += length;
     }
   }
@@ -152,13 +154,11 @@ void StepHashes::begin_step(double divisor) {
   const auto factor = static_cast<float>(1 / divisor);
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     if (!is_counted(bucket)) continue;
-    const BucketLayout& layout = store_->layout(bucket);
     const at::Tensor own = on_host(store_->at(bucket, kGradient).own).to(at::kFloat);
-    for (const int parameter : layout.parameters) {
+    for (const int parameter : store_->layout(bucket).parameters) {
       const Range range = store_->range_in_slice(parameter, store_->rank());
       if (range.numel == 0) continue;
-      const int64_t slice_begin = store_->rank() * layout.slice_numel;
-      const int64_t begin = slice_begin + range.begin - store_->layout().locations[parameter].offset;
+      const int64_t begin = store_->index_in_parameter(parameter, store_->rank(), range.begin);
       const float* gradients = own.const_data_ptr<float>() + range.begin;
       for_each_run(parameter, begin, range.numel, [&](int64_t first, int64_t offset, int64_t length) {
         add_parts(gradients_[place_of_[parameter]], length, [&](int64_t from, int64_t to) {
@@ -171,15 +171,12 @@ void StepHashes::begin_step(double divisor) {
 
 // `values`: of the shard.
 void StepHashes::add_shard(Sums& sums, const Shard& shard, const at::Tensor& values, uint32_t salt) {
-  const BucketLayout& layout = store_->layout(shard.bucket);
-  for (const int parameter : layout.parameters) {
-    const Range range = store_->range_in_slice(parameter, shard.rank);
-    const int64_t first = std::max(range.begin, shard.begin);
-    const int64_t end = std::min(range.begin + range.numel, shard.begin + values.numel());
-    if (first >= end) continue;
-    const int64_t slice_begin = shard.rank * layout.slice_numel;
-    const int64_t begin = slice_begin + first - store_->layout().locations[parameter].offset;
-    add(sums, parameter, run_of(values, first - shard.begin, end - first), begin, salt);
+  for (const int parameter : store_->layout(shard.bucket).parameters) {
+    const auto [begin, numel] =
+        overlap(store_->range_in_slice(parameter, shard.rank), {shard.begin, values.numel()});
+    if (numel == 0) continue;
+    const int64_t first = store_->index_in_parameter(parameter, shard.rank, begin);
+    add(sums, parameter, run_of(values, begin - shard.begin, numel), first, salt);
   }
 }
 

@@ -153,10 +153,9 @@ class LambOptimizer : public ShardOptimizer {
 
   // Returns the range of the parameter's elements in the shard, relative to the start of the shard.
   Range range_in(const Shard& shard, int parameter) const {
-    const Range in_slice = store_->range_in_slice(parameter, shard.rank);
-    const int64_t begin = std::max(in_slice.begin, shard.begin);
-    const int64_t end = std::min(in_slice.begin + in_slice.numel, shard.begin + shard.values.numel());
-    return {.begin = begin - shard.begin, .numel = std::max<int64_t>(end - begin, 0)};
+    const auto [begin, numel] =
+        overlap(store_->range_in_slice(parameter, shard.rank), {shard.begin, shard.values.numel()});
+    return {.begin = begin - shard.begin, .numel = numel};
   }
 
   // Called for shards of this rank's own slices only, although at stage 0 a rank has all slices. So the

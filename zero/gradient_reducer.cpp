@@ -42,6 +42,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
       pool_(communicator, scalar_type(options.communication), common_bucket_numel(store, buckets)),
       late_pool_(communicator, scalar_type(options.accumulation), 0),
       states_(buckets.trained_count()),
+      on_host_(communicator.device()),
       written_(buckets.trained().size()),
       self_(std::make_shared<GradientReducer*>(this)),
       plan_(store, buckets),
@@ -75,8 +76,7 @@ void GradientReducer::make_memory(int bucket) {
   } else {
     state.buffer.memory = keep(Extent::bucket, allocate(layout.numel, gradient_dtype()));
   }
-  if (options_.to_host)
-    state.on_host = device_->allocate_on_host(layout.slice_numel, scalar_type(gradient_dtype()));
+  if (options_.to_host) on_host_.add_bucket(store_->at(bucket, kGradient).own);
 }
 
 const at::Tensor& GradientReducer::gradient(int bucket) const {
@@ -287,7 +287,7 @@ void GradientReducer::retire_oldest() {
       device_->add_scaled(reduced, pending.arrived, 1);
     }
   }
-  if (at_boundary_) send_to_host(pending.bucket);
+  if (at_boundary_) on_host_.send(pending.bucket);
   if (!pooled()) return;
   streams_->record(pending.buffer.free, streams_->current());
   pool_.give_back(std::move(pending.buffer));

@@ -72,6 +72,7 @@
 #include "zero/reduction_plan.h"
 #include "zero/reduction_schedule.h"
 #include "zero/stage.h"
+#include "zero/sums_on_host.h"
 #include "zero/use_observer.h"
 
 namespace zerorun {
@@ -162,10 +163,10 @@ class GradientReducer final : public UseObserver {
   const at::Tensor& gradient(int bucket) const;
   /// Call this before writing to gradient(bucket) on the current stream. Marks the copy on the host as
   /// outdated, so that the next finish_window() copies again.
-  void start_change(int bucket);
+  void start_change(int bucket) { on_host_.start_change(bucket); }
   /// Returns this rank's slice of the sums in host memory if `to_host` is set. The copy stream may still be
   /// writing it when finish_window() returns.
-  const at::Tensor& on_host(int bucket) const { return states_[bucket].on_host; }
+  const at::Tensor& on_host(int bucket) const { return on_host_.memory(bucket); }
   /// Call this after the optimizer step, on its stream: the next window's sums start from zero.
   void start_window();
   /// Drops all gradients since the last optimizer step. If a backward threw, first runs the reductions that
@@ -215,10 +216,6 @@ class GradientReducer final : public UseObserver {
     bool has_sums = false;       // gradient(bucket) holds sums of the current window
     bool reduction_started = false;  // further gradients are late
     CommunicationBuffer late;        // has memory only while it holds late gradients
-    at::Tensor on_host;              // defined only if `to_host`
-    bool is_sent = false;            // the sums of the current window are on the host, or being copied there
-    Event summed;                    // recorded when gradient(bucket) may be copied to the host
-    Event left;                      // recorded after the last copy to the host
   };
   struct PendingReduction {
     int bucket;
@@ -262,7 +259,6 @@ class GradientReducer final : public UseObserver {
   void finish_reduction();
   void reduce_late(int bucket);
   void give_back_late(BucketState& state);
-  void send_to_host(int bucket);
 
   const Buckets* buckets_;
   SliceStore* store_;
@@ -274,6 +270,7 @@ class GradientReducer final : public UseObserver {
   BufferPool pool_;
   BufferPool late_pool_;  // for late gradients; empty after a window without any
   std::vector<BucketState> states_;
+  SumsOnHost on_host_;         // without buckets unless `to_host`
   std::vector<char> written_;  // by parameter: has a gradient since the last reduction
   std::deque<PendingReduction> pending_;
   int reductions_in_flight_ = 0;

@@ -59,26 +59,6 @@ void GradientReducer::finish_reduction() {
   streams_->wait(reduced_, streams_->current(), Handover::reduced);
 }
 
-// The current stream is about to write to the bucket's sums. Makes it wait until they have been copied to the
-// host.
-void GradientReducer::start_change(int bucket) {
-  if (!options_.to_host) return;
-  streams_->wait(states_[bucket].left, streams_->current(), Handover::on_host);
-  states_[bucket].is_sent = false;
-}
-
-// Copies the sums to the host, after all work of the current stream so far.
-void GradientReducer::send_to_host(int bucket) {
-  if (!options_.to_host) return;
-  BucketState& state = states_[bucket];
-  streams_->record(state.summed, streams_->current());
-  StreamScope scope(*streams_, Lane::copy);
-  streams_->wait(state.summed, streams_->current(), Handover::to_host);
-  device_->copy(state.on_host, store_->at(bucket, kGradient).own);
-  streams_->record(state.left, streams_->current());
-  state.is_sent = true;
-}
-
 WindowNotices GradientReducer::finish_window(const WindowNotice& own) {
   if (!follows_uses_) {
     finish_plan();  // starts all reductions, if no backward of the window was at the boundary
@@ -112,7 +92,7 @@ WindowNotices GradientReducer::finish_window(const WindowNotice& own) {
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     any_late = any_late || late[bucket] > 0;
     if (late[bucket] > 0) reduce_late(bucket);
-    if (!states_[bucket].is_sent) send_to_host(bucket);
+    on_host_.send(bucket);
   }
   if (!any_late) {
     late_pool_.trim(0);
@@ -199,9 +179,8 @@ void GradientReducer::start_window() {
   for (BucketState& state : states_) {
     state.has_sums = false;
     state.reduction_started = false;
-    state.is_sent = false;
-    streams_->wait(state.left, streams_->current(), Handover::on_host);
   }
+  on_host_.start_window();
   streams_->record(consumed_, streams_->current());
 }
 

@@ -6,6 +6,7 @@
 // offsets are aligned.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -24,6 +25,13 @@ struct Range {
   int64_t begin;
   int64_t numel;  // 0 if the range is empty
 };
+
+/// The elements that are in both ranges.
+constexpr Range overlap(Range a, Range b) {
+  const int64_t begin = std::max(a.begin, b.begin);
+  const int64_t end = std::min(a.begin + a.numel, b.begin + b.numel);
+  return {.begin = begin, .numel = std::max<int64_t>(end - begin, 0)};
+}
 
 /// What each rank of a tensor group has of a parameter.
 enum class Share {

@@ -18,6 +18,7 @@
 #include "base/heap.h"
 #include "device/zeroed_memory.h"
 #include "zero/interception.h"
+#include "zero/operator_stack.h"
 #include "zero/operator_traits.h"
 
 namespace zerorun {
@@ -104,16 +105,9 @@ class Replay {
 
   void run_step(size_t step, const TapeOperator& entry) {
     check_captured(entry);
-    torch::jit::Stack stack = entry.arguments;
-    std::set<size_t> copied;  // indices of lists copied so far: the tape's own lists must stay unchanged
+    torch::jit::Stack stack = with_own_lists(entry.arguments, entry.arguments.size());
     for (const TapeSlot& slot : entry.deferred) {
-      at::Tensor tensor = tensor_on(memory_of(slot.tensor.storage), slot.tensor);
-      if (!slot.item) {
-        stack[slot.index] = std::move(tensor);
-        continue;
-      }
-      if (copied.insert(slot.index).second) stack[slot.index] = stack[slot.index].toList().copy();
-      stack[slot.index].toList().set(*slot.item, std::move(tensor));
+      put_tensor(stack, slot.index, slot.item, tensor_on(memory_of(slot.tensor.storage), slot.tensor));
     }
     RecordedSurroundings surroundings(entry);
     if (const auto in_place = in_place_form(step, entry)) {
@@ -123,10 +117,7 @@ class Replay {
     } else {
       entry.op.callBoxed(&stack);
     }
-    for (const TapeSlot& slot : entry.made) {
-      const c10::IValue& value = stack[slot.index];
-      keep(entry, slot.tensor, slot.item ? value.toListRef()[*slot.item].toTensor() : value.toTensor());
-    }
+    for (const TapeSlot& slot : entry.made) keep(entry, slot.tensor, tensor_at(stack, slot.index, slot.item));
   }
 
   static void check_captured(const TapeOperator& entry) {

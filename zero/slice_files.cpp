@@ -6,18 +6,10 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "checkpoint/safetensors_dtype.h"
+#include "device/dtypes.h"
 
 namespace zerorun {
-namespace {
-
-at::ScalarType scalar_type_of(const std::string& spelled) {
-  if (spelled == "BF16") return at::kBFloat16;
-  if (spelled == "F16") return at::kHalf;
-  ZR_CHECK(spelled == "F32", "no state of slices is of dtype " + spelled);
-  return at::kFloat;
-}
-
-}  // namespace
 
 SliceFiles::SliceFiles(checkpoint::FileSystem& files, StateFilesOptions options,
                        const std::vector<SliceContents>& slices) {
@@ -27,7 +19,11 @@ SliceFiles::SliceFiles(checkpoint::FileSystem& files, StateFilesOptions options,
     slice_of_.push_back(is_kept ? static_cast<int>(kept.size()) : -1);
     if (is_kept) kept.push_back(slice);
     std::vector<at::ScalarType>& dtypes = dtypes_.emplace_back();
-    for (const SliceState& state : slice.states) dtypes.push_back(scalar_type_of(state.dtype));
+    for (const SliceState& state : slice.states) {
+      const auto dtype = training_dtype_named(state.dtype);
+      ZR_CHECK(dtype, "no state of slices is of dtype " + state.dtype);
+      dtypes.push_back(scalar_type(*dtype));
+    }
   }
   files_ = std::make_unique<StateFiles>(files, std::move(options), std::move(kept));
   for (int slice = 0; slice < files_->slices(); ++slice) {

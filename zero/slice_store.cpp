@@ -3,16 +3,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/safetensors_dtype.h"
 
 namespace zerorun {
-
-namespace {
-
-const char* safetensors_name(Dtype dtype) {
-  return dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
-}
-
-}  // namespace
 
 SliceStore::SliceStore(Layout layout, std::vector<int64_t> numels, int rank, int world_size)
     : layout_(std::move(layout)),
@@ -64,9 +57,13 @@ at::Tensor SliceStore::slice_of(int bucket, const at::Tensor& flat, int rank) co
 Range SliceStore::range_in_slice(int parameter, int rank) const {
   const auto [bucket, offset] = layout_.locations[parameter];
   const int64_t slice = layout(bucket).slice_numel;
-  const int64_t begin = std::max(offset, rank * slice);
-  const int64_t end = std::min(offset + numels_[parameter], (rank + 1) * slice);
-  return {.begin = begin - rank * slice, .numel = std::max<int64_t>(end - begin, 0)};
+  const Range here = overlap({offset, numels_[parameter]}, {rank * slice, slice});
+  return {.begin = here.begin - rank * slice, .numel = here.numel};
+}
+
+int64_t SliceStore::index_in_parameter(int parameter, int rank, int64_t in_slice) const {
+  const auto [bucket, offset] = layout_.locations[parameter];
+  return rank * layout(bucket).slice_numel + in_slice - offset;
 }
 
 SliceContents SliceStore::contents_of(int bucket, std::vector<SliceState> states,
@@ -83,11 +80,10 @@ SliceContents SliceStore::contents_of(int bucket, std::vector<SliceState> states
   for (const int parameter : layout(bucket).parameters) {
     const auto [begin, numel] = range_in_slice(parameter, rank_);
     if (numel == 0) continue;
-    contents.parts.push_back(
-        {.parameter = names[parameter],
-         .begin = std::max<int64_t>(rank_ * contents.numel - layout_.locations[parameter].offset, 0),
-         .begin_in_slice = begin,
-         .numel = numel});
+    contents.parts.push_back({.parameter = names[parameter],
+                              .begin = index_in_parameter(parameter, rank_, begin),
+                              .begin_in_slice = begin,
+                              .numel = numel});
   }
   contents.label += contents.parts.empty() ? "" : " (" + contents.parts.front().parameter + " ...)";
   return contents;

@@ -18,7 +18,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -164,6 +163,8 @@ class SliceStore {
   at::Tensor slice_of(int bucket, const at::Tensor& flat, int rank) const;
   /// Returns the range of the parameter's elements in `rank`'s slice, relative to the start of the slice.
   Range range_in_slice(int parameter, int rank) const;
+  /// The index in the parameter of the element at `in_slice` of `rank`'s slice.
+  int64_t index_in_parameter(int parameter, int rank, int64_t in_slice) const;
 
   /// Calls visit(bucket, state) for all states, bucket by bucket.
   template <typename Visit>
@@ -188,18 +189,17 @@ class SliceStore {
   template <typename Visit>
   void for_each_piece_of(int chunk, int parameter, const Visit& visit) const {
     const Range range = range_in_slice(parameter, rank_);
-    const auto [bucket, offset] = layout_.locations[parameter];
-    const int64_t begin = std::max<int64_t>(rank_ * layout(bucket).slice_numel - offset, 0);
+    const int bucket = layout_.locations[parameter].bucket;
     for (const StateTensor& state : states_[bucket]) {
       if (!state.chunks.empty()) {
         const Range of_chunk = chunk_range(bucket, chunk);
-        const int64_t first = std::max(range.begin, of_chunk.begin);
-        const int64_t end = std::min(range.begin + range.numel, of_chunk.begin + of_chunk.numel);
-        if (first >= end) continue;
-        visit(StatePiece{&state, run_of(state.chunks[chunk], first - of_chunk.begin, end - first),
-                         begin + first - range.begin});
+        const auto [begin, numel] = overlap(range, of_chunk);
+        if (numel == 0) continue;
+        visit(StatePiece{&state, run_of(state.chunks[chunk], begin - of_chunk.begin, numel),
+                         index_in_parameter(parameter, rank_, begin)});
       } else if (chunk == 0 && range.numel > 0) {
-        visit(StatePiece{&state, run_of(state.own, range.begin, range.numel), begin});
+        visit(StatePiece{&state, run_of(state.own, range.begin, range.numel),
+                         index_in_parameter(parameter, rank_, range.begin)});
       }
     }
   }

@@ -4,56 +4,43 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "base/error.h"
 #include "device/dtypes.h"
 
 namespace zerorun {
+namespace {
+
+constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {{"F32", at::kFloat},
+                                                              {"BF16", at::kBFloat16},
+                                                              {"F16", at::kHalf},
+                                                              {"F64", at::kDouble},
+                                                              {"I64", at::kLong},
+                                                              {"I32", at::kInt},
+                                                              {"I16", at::kShort},
+                                                              {"I8", at::kChar},
+                                                              {"U8", at::kByte},
+                                                              {"U64", at::kUInt64},
+                                                              {"U32", at::kUInt32},
+                                                              {"U16", at::kUInt16},
+                                                              {"C64", at::kComplexFloat},
+                                                              {"F8_E4M3", at::kFloat8_e4m3fn},
+                                                              {"F8_E5M2", at::kFloat8_e5m2},
+                                                              {"BOOL", at::kBool}};
+
+}  // namespace
 
 const char* spelled(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return "F32";
-    case at::kBFloat16:
-      return "BF16";
-    case at::kHalf:
-      return "F16";
-    case at::kDouble:
-      return "F64";
-    case at::kLong:
-      return "I64";
-    case at::kInt:
-      return "I32";
-    case at::kShort:
-      return "I16";
-    case at::kChar:
-      return "I8";
-    case at::kByte:
-      return "U8";
-    case at::kUInt64:
-      return "U64";
-    case at::kUInt32:
-      return "U32";
-    case at::kUInt16:
-      return "U16";
-    case at::kComplexFloat:
-      return "C64";
-    case at::kFloat8_e4m3fn:
-      return "F8_E4M3";
-    case at::kFloat8_e5m2:
-      return "F8_E5M2";
-    case at::kBool:
-      return "BOOL";
-    default:
-      throw UserError(std::string("dtype ") + c10::toString(dtype) + " has no name in safetensors files");
+  for (const auto& [name, named] : kDtypes) {
+    if (named == dtype) return name;
   }
+  throw UserError(std::string("dtype ") + c10::toString(dtype) + " has no name in safetensors files");
 }
 
 at::ScalarType dtype_of(const std::string& spelled_as) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kInt,
-                                     at::kShort, at::kChar, at::kByte, at::kUInt64, at::kUInt32, at::kUInt16,
-                                     at::kComplexFloat, at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kBool}) {
-    if (spelled_as == spelled(dtype)) return dtype;
+  for (const auto& [name, named] : kDtypes) {
+    if (spelled_as == name) return named;
   }
   throw UserError("dtype \"" + spelled_as + "\" is not known");
 }

@@ -15,7 +15,7 @@
 #include "convert/export_checkpoint.h"
 #include "convert/import_checkpoint.h"
 #include "launcher/commands/checkpoint_reports.h"
-#include "launcher/hosts/option_checks.h"
+#include "launcher/commands/command_line.h"
 #include "launcher/print.h"
 
 namespace zerorun::launcher {
@@ -270,29 +270,13 @@ std::vector<Command> add_commands(CLI::App& app, CheckpointArguments& arguments)
 
 }  // namespace
 
-bool is_checkpoint_command(int argc, const char* const* argv) {
-  return argc > 1 && std::string_view(argv[1]) == "checkpoint";
-}
-
 int run_checkpoint_command(int argc, const char* const* argv) {
   CheckpointArguments arguments;
   CLI::App app("Looks at checkpoints, and takes them to and from other programs.", "zerorun checkpoint");
   app.footer(kCheckpointFooter);
   app.require_subcommand(1);
   const std::vector<Command> commands = add_commands(app, arguments);
-  const auto is_named = [&](const CLI::App* command) { return argc > 2 && command->get_name() == argv[2]; };
-  if (argc > 2 && argv[2][0] != '-' && app.get_subcommands(is_named).empty()) {
-    throw UserError("checkpoint: expected list, inspect, verify, diff, prune, export or import, found " +
-                    std::string(argv[2]) + " (see zerorun checkpoint --help)");
-  }
-  try {
-    app.parse(argc - 1, argv + 1);
-  } catch (const CLI::CallForHelp&) {
-    print(app.help());
-    return kEqual;
-  } catch (const CLI::ParseError& error) {
-    throw UserError(describe_mistake(error) + " (see zerorun checkpoint --help)");
-  }
+  if (!parse_or_help(app, argc, argv)) return kEqual;
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run(arguments);
   }

@@ -14,7 +14,7 @@
 #include "config/compare.h"
 #include "config/reference.h"
 #include "config/schema.h"
-#include "launcher/hosts/option_checks.h"
+#include "launcher/commands/command_line.h"
 #include "launcher/print.h"
 
 namespace zerorun::launcher {
@@ -202,10 +202,6 @@ void add_common(CLI::App& command, ConfigArguments& arguments) {
 
 }  // namespace
 
-bool is_config_command(int argc, const char* const* argv) {
-  return argc > 1 && std::string_view(argv[1]) == "config";
-}
-
 int run_config_command(int argc, const char* const* argv) {
   ConfigArguments arguments;
   CLI::App app("Looks at ds_config.json files without running anything.", "zerorun config");
@@ -226,19 +222,7 @@ int run_config_command(int argc, const char* const* argv) {
   diff_command->add_flag("--json", arguments.json, "Print JSON");
   CLI::App* schema_command = app.add_subcommand("schema", "Print the JSON Schema of configurations");
   CLI::App* reference_command = app.add_subcommand("reference", "Print the reference page of all keys");
-  const auto is_named = [&](const CLI::App* command) { return argc > 2 && command->get_name() == argv[2]; };
-  if (argc > 2 && argv[2][0] != '-' && app.get_subcommands(is_named).empty()) {
-    throw UserError("config: expected check, show, diff, schema or reference, found " + std::string(argv[2]) +
-                    " (see zerorun config --help)");
-  }
-  try {
-    app.parse(argc - 1, argv + 1);
-  } catch (const CLI::CallForHelp&) {
-    print(app.help());
-    return kClean;
-  } catch (const CLI::ParseError& error) {
-    throw UserError(describe_mistake(error) + " (see zerorun config --help)");
-  }
+  if (!parse_or_help(app, argc, argv)) return kClean;
   if (check_command->parsed()) return check(arguments);
   if (show_command->parsed()) return show(arguments);
   if (diff_command->parsed()) return diff_configs(arguments);

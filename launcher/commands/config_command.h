@@ -4,9 +4,6 @@
 
 namespace zerorun::launcher {
 
-/// Whether the command line begins with `zerorun config`.
-bool is_config_command(int argc, const char* const* argv);
-
 /// Runs the command, prints to stdout, and returns the exit code. Throws UserError for a mistake on the
 /// command line or a file that cannot be read.
 int run_config_command(int argc, const char* const* argv);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "launcher/hosts/option_checks.h"
+#include "launcher/commands/command_line.h"
 #include "launcher/print.h"
 #include "monitor/run_comparison.h"
 
@@ -32,10 +32,6 @@ Exit code: 0 no difference; 1 they part; 2 they cannot be compared, or a mistake
 
 }  // namespace
 
-bool is_diff_command(int argc, const char* const* argv) {
-  return argc > 1 && std::string_view(argv[1]) == "diff";
-}
-
 int run_diff_command(int argc, const char* const* argv) {
   std::vector<std::string> runs;
   std::optional<double> tolerance;
@@ -45,14 +41,7 @@ int run_diff_command(int argc, const char* const* argv) {
   app.add_option("--tolerance", tolerance,
                  "Relative difference of losses that counts as none, if bits cannot be equal")
       ->type_name("NUMBER");
-  try {
-    app.parse(argc - 1, argv + 1);
-  } catch (const CLI::CallForHelp&) {
-    print(app.help());
-    return kSame;
-  } catch (const CLI::ParseError& error) {
-    throw UserError(describe_mistake(error) + " (see zerorun diff --help)");
-  }
+  if (!parse_or_help(app, argc, argv)) return kSame;
   if (tolerance && !(*tolerance >= 0 && std::isfinite(*tolerance)))
     throw UserError("--tolerance: expected a number of at least 0 (see zerorun diff --help)");
   const RunComparison comparison = compare_runs(runs.at(0), runs.at(1), {.tolerance = tolerance});

@@ -4,9 +4,6 @@
 
 namespace zerorun::launcher {
 
-/// Whether the command line begins with `zerorun diff`.
-bool is_diff_command(int argc, const char* const* argv);
-
 /// Runs the command, prints to stdout, and returns the exit code. Throws UserError for a mistake on the
 /// command line or logs that cannot be compared.
 int run_diff_command(int argc, const char* const* argv);

@@ -193,10 +193,6 @@ std::vector<std::string> with_doctor_defaults(std::vector<std::string> arguments
   return arguments;
 }
 
-bool is_doctor_command(int argc, const char* const* argv) {
-  return argc > 1 && argv[1] == std::string_view("doctor");
-}
-
 int run_doctor_command(int argc, const char* const* argv) {
   for (int i = 2; i < argc; ++i) {
     if (argv[i] != std::string_view("--help") && argv[i] != std::string_view("-h")) continue;

@@ -14,9 +14,6 @@ namespace zerorun::launcher {
 std::vector<std::string> with_doctor_defaults(std::vector<std::string> arguments, const LaunchOptions& given,
                                               int gpus);
 
-/// Whether the command line begins with `zerorun doctor`.
-bool is_doctor_command(int argc, const char* const* argv);
-
 /// Runs the command, prints to stdout, and returns the exit code: 0, or 1 if there is a problem. Throws
 /// UserError for a mistake on the command line.
 int run_doctor_command(int argc, const char* const* argv);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <variant>
 
 #include "base/error.h"
@@ -42,19 +43,28 @@ int flushed(int exit_code) {
   return kFailure;
 }
 
+struct Command {
+  std::string_view name;
+  int (*run)(int argc, const char* const* argv);
+};
+
+constexpr Command kCommands[] = {{"config", launcher::run_config_command},
+                                 {"checkpoint", launcher::run_checkpoint_command},
+                                 {"diff", launcher::run_diff_command},
+                                 {"report", launcher::run_report_command},
+                                 {"doctor", launcher::run_doctor_command}};
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     if (launcher::is_gpu_question(argc, argv)) return flushed(launcher::run_gpu_question(argc, argv));
     if (launcher::is_agent_command(argc, argv)) return launcher::run_agent_command(argc, argv);
-    if (launcher::is_config_command(argc, argv)) return flushed(launcher::run_config_command(argc, argv));
-    if (launcher::is_checkpoint_command(argc, argv))
-      return flushed(launcher::run_checkpoint_command(argc, argv));
-    if (launcher::is_diff_command(argc, argv)) return flushed(launcher::run_diff_command(argc, argv));
-    if (launcher::is_report_command(argc, argv)) return flushed(launcher::run_report_command(argc, argv));
-    if (launcher::is_plan_command(argc, argv)) launcher::run_plan_command(argc, argv);
-    if (launcher::is_doctor_command(argc, argv)) return flushed(launcher::run_doctor_command(argc, argv));
+    const std::string_view name = argc > 1 ? argv[1] : "";
+    if (name == "plan") launcher::run_plan_command(argc, argv);
+    for (const Command& command : kCommands) {
+      if (name == command.name) return flushed(command.run(argc, argv));
+    }
     auto parsed = launcher::parse_launch_options(argc, argv);
     if (const auto* information = std::get_if<launcher::Information>(&parsed)) {
       std::fputs(information->text.c_str(), stdout);

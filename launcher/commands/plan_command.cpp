@@ -14,10 +14,6 @@
 
 namespace zerorun::launcher {
 
-bool is_plan_command(int argc, const char* const* argv) {
-  return argc > 1 && argv[1] == std::string_view("plan");
-}
-
 void run_plan_command(int argc, char** argv) {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);

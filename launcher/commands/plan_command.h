@@ -4,9 +4,6 @@
 
 namespace zerorun::launcher {
 
-/// Whether the command line begins with `zerorun plan`.
-bool is_plan_command(int argc, const char* const* argv);
-
 /// Replaces this process by zerorun_plan with the arguments after `plan`. Throws UserError if that program is
 /// not beside this one.
 [[noreturn]] void run_plan_command(int argc, char** argv);

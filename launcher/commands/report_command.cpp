@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "launcher/hosts/option_checks.h"
+#include "launcher/commands/command_line.h"
 #include "launcher/print.h"
 #include "monitor/whole_file.h"
 #include "report/page.h"
@@ -28,10 +28,6 @@ Exit code: 0; 2 if a log cannot be read, or for a mistake on this command line.)
 
 }  // namespace
 
-bool is_report_command(int argc, const char* const* argv) {
-  return argc > 1 && std::string_view(argv[1]) == "report";
-}
-
 int run_report_command(int argc, const char* const* argv) {
   std::vector<std::filesystem::path> runs;
   std::filesystem::path output = "report.html";
@@ -39,14 +35,7 @@ int run_report_command(int argc, const char* const* argv) {
   app.footer(kReportFooter);
   app.add_option("RUNS", runs, "The folder of a run log, or two of them")->required()->expected(1, 2);
   app.add_option("--output", output, "The page's file (report.html)")->type_name("FILE");
-  try {
-    app.parse(argc - 1, argv + 1);
-  } catch (const CLI::CallForHelp&) {
-    print(app.help());
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    throw UserError(describe_mistake(error) + " (see zerorun report --help)");
-  }
+  if (!parse_or_help(app, argc, argv)) return 0;
   const std::string page = report_page(runs);
   write_whole_file(output, page, "--output");
   print("report: " + output.string() + ", " + std::to_string(page.size() / 1000) + " kB\n");

@@ -3,9 +3,6 @@
 
 namespace zerorun::launcher {
 
-/// Whether the command line begins with `zerorun report`.
-bool is_report_command(int argc, const char* const* argv);
-
 /// Runs the command, prints to stdout, and returns the exit code. Throws UserError for a mistake on the
 /// command line, logs that cannot be read, or a page that cannot be written.
 int run_report_command(int argc, const char* const* argv);

@@ -18,13 +18,14 @@ _core = _load_core()
 from ._core import CommError, Error, InternalError, TrainingError, UserError  # noqa: E402
 from . import _new_tensor, checkpointing, comm, ops, pipe, runtime, utils, zero  # noqa: E402
 from .comm import init_distributed  # noqa: E402
-from .engine import DeepSpeedEngine, Engine, initialize  # noqa: E402
+from .engine import DeepSpeedEngine, Engine  # noqa: E402
 from .errors import NotSupportedError  # noqa: E402
 from .arguments import add_config_arguments  # noqa: E402
 from .data import RepeatingLoader  # noqa: E402
 from .losses import linear_cross_entropy  # noqa: E402
 from .pipe import PipelineModule  # noqa: E402
 from .planning import plan  # noqa: E402
+from .starting import initialize  # noqa: E402
 from .tensor_ranks import set_autotp_mode, tp_model_init  # noqa: E402
 
 __version__ = _core.version

@@ -1,4 +1,4 @@
-"""initialize() and the Engine, a torch.nn.Module around the program's model."""
+"""The Engine, a torch.nn.Module around the program's model."""
 
 import atexit
 import contextlib
@@ -12,69 +12,31 @@ import torch
 from . import _core, _registry, collector, data, groups as groups_of_ranks, left_out
 from ._core import UserError
 from .checkpoints import Checkpoints
-from .comm import get_world_size, init_distributed, take_over_launcher
 from .errors import FailedAssertion, not_supported
 from .facts import Facts
 from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
-from .inputs import (buffers_of, given_config, names_optimizer, needs_all_gradients, read_config, refuse_lone_ranks, refuse_models, refuse_other_states,
-                     tag_validation_of, without_optimizer)
-from .mesh import mesh_of
+from .inputs import buffers_of, names_optimizer, needs_all_gradients, refuse_other_states, tag_validation_of, without_optimizer
 from .model_facts import attention_heads, fp32_buffers
 from .model_watch import ModelWatch
 from .module_notes import explained_errors, log_conversions
 from .monitors import Monitored, PackageMonitors
-from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
+from .optimizer import ClientWatch, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
 from .partitioned import ParameterOffload
 from .raw_access import RawReaders, refuse_compilation
 from .recompute import recompute
-from .runtime.pipe.module import PipelineModule
+from .schedules import Scheduled
 from .stacks import show_stacks
 from .state_dicts import show_parameters
 from .tensor_plan import entries_of
 from .tensor_ranks import check_first_forward, compare_dtype, mesh_with_told, verify_plan
 from .utils import mark_leaf_modules
 from .weights import Weights
-from .zero import outside_of_init
 
 log = logging.getLogger("zerorun")
 
 
-def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
-               distributed_port=None, mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None,
-               config_params=None, arguments=None, mesh=None, mesh_device=None, tensor_plan=None):
-    """As deepspeed.initialize(): returns (engine, optimizer, training_dataloader, lr_scheduler).
-
-    `config`: a dict, or the path of a ds_config.json; else args.deepspeed_config. `arguments`: values for "auto", by the
-    key's path. `mesh`: {"data": 2, "tensor": 2}, the config's zerorun.mesh. `tensor_plan`: how parameters are split among tensor
-    ranks, {pattern: word} or {pattern: {"style": word, "unit": 64, "blocks": 3, "transposed": True}}; None: as the model's own tp_plan
-    says; {}: not at all. A collective. Raises zerorun.UserError."""
-    if isinstance(model, Engine):
-        raise UserError("initialize(): the model is an engine already: pass the module that it was made from")
-    refuse_models(model)
-    if mpu is not None and isinstance(model, PipelineModule):
-        raise FailedAssertion("initialize(): mpu must be None with a PipelineModule, which has one of its own: leave it out")
-    sizes = mesh_of(mesh, mesh_device, mesh_param, mpu)
-    take_over_launcher()
-    if dist_init_required is not False:
-        init_distributed()
-    refuse_lone_ranks(get_world_size())
-    config = given_config(args, config if config is not None else config_params)
-    text, origin = read_config(config)
-    with outside_of_init():
-        engine = _class_for(model)(model, text, origin, config=config, optimizer=optimizer, model_parameters=model_parameters,
-                                   lr_scheduler=lr_scheduler, arguments=arguments, mesh=sizes, tensor_plan=tensor_plan)
-    loader = engine.take_training_data(training_data, collate_fn) if training_data is not None else None
-    return engine, engine.optimizer, loader, engine.lr_scheduler
-
-
-def _class_for(model):
-    from .runtime.pipe.engine import PipelineEngine  # which imports this module
-
-    return PipelineEngine if isinstance(model, PipelineModule) else Engine
-
-
-class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
+class Engine(Facts, Checkpoints, Weights, Scheduled, Monitored, torch.nn.Module):
     """Calls the model and runs ZeRO on its parameters. A model has one engine on each rank, used by one thread at a time."""
 
     def __init__(self, model, config_text, origin, config=None, optimizer=None, model_parameters=None, lr_scheduler=None,
@@ -193,30 +155,6 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
 
         self._hooks.add(self.module, self.module.register_forward_pre_hook(note_mode))
 
-    def _make_schedule(self, given):
-        if given is None:
-            return ConfigSchedule(self) if self._runs_schedule else None
-        schedule = given if hasattr(given, "step") else given(self.optimizer)
-        of = getattr(schedule, "optimizer", None)
-        if of is not None and of is not self.optimizer and of is not self.optimizer.optimizer:
-            raise UserError("initialize(): lr_scheduler was made for another optimizer: make it for the one that is passed "
-                            "to initialize()")
-        return schedule
-
-    @property
-    def lr_scheduler(self):
-        """What step() advances at each applied optimizer step. The program may set another, or None: then the one before, also a
-        schedule of the config, moves only when the program calls its step()."""
-        return self._lr_scheduler
-
-    @lr_scheduler.setter
-    def lr_scheduler(self, schedule):
-        if self._runs_schedule and schedule is not self._lr_scheduler:
-            self._lr_scheduler.release()
-            self._runs_schedule = False
-        self._lr_scheduler = schedule
-        self._scheduled_steps = self._steps_applied()
-
     # Training
 
     def forward(self, *inputs, **kwargs):
@@ -288,18 +226,6 @@ class Engine(Facts, Checkpoints, Weights, Monitored, torch.nn.Module):
         self.optimizer.call_step_hooks(is_before=False)
         self._advance_schedule(lr_kwargs)
         self._send_events()
-
-    def _steps_applied(self):
-        return self._core.global_steps() - self._core.skipped_steps()
-
-    def _advance_schedule(self, lr_kwargs):
-        """Advances the program's schedule once for each applied step: an interrupt of the program (Ctrl-C) may come between
-        the step and the schedule, which the next step then makes up for."""
-        if self._runs_schedule or self.lr_scheduler is None:
-            return
-        while self._scheduled_steps < self._steps_applied():
-            self._scheduled_steps += 1
-            self.lr_scheduler.step(**lr_kwargs)
 
     def train(self, mode=True):
         super().train(mode)

@@ -9,7 +9,6 @@ from torch.optim import optimizer as _all_optimizers
 from ._core import ParameterGroup, UserError
 from .errors import FailedAssertion
 from .ops.held import HeldOptimizer
-from .runtime.lr_schedules import starting_momentum
 
 _EXPECTED = ("expected torch.optim.Adam, AdamW, SGD, Adagrad or RMSprop, or a subclass that leaves their update as it is, or "
              "one of zerorun.ops, or an \"optimizer\" in the config; "
@@ -310,48 +309,3 @@ class ClientWatch:
         for name in self._calls:
             vars(self._client).pop(name, None)
         vars(self._client).update(self._before)
-
-
-class ConfigSchedule:
-    """The config's scheduler. The engine advances it, and this object only reports its values. Once engine.lr_scheduler is another
-    or None, the program does, with step()."""
-
-    def __init__(self, engine):
-        self._engine = engine
-        self._iteration = None  # as DeepSpeed counts them, from -1 on, if the program advances it
-
-    def release(self):
-        """From now on the program advances it."""
-        self._engine._core.release_schedule()
-        self._iteration = self._engine._steps_applied() - 1
-
-    def get_lr(self):
-        return self._engine.get_lr()
-
-    get_last_lr = get_lr
-
-    def get_mom(self):
-        """(momentum, beta2) of each group, or None where the schedule leaves them alone."""
-        highest, betas = self._engine._config["highest_momentum"], self._engine.get_mom()
-        if highest is None or None in betas:
-            return None
-        return starting_momentum(betas, highest) if self._engine.global_steps == 0 else betas
-
-    def step(self, *args, **kwargs):
-        """Has no effect while the engine advances the schedule, with each applied optimizer step."""
-        if self._iteration is not None:
-            given = [*args, *kwargs.values()]
-            self._go_to(given[0] if given and given[0] is not None else self._iteration + 1)
-
-    def _go_to(self, iteration):
-        self._iteration = iteration
-        self._engine._core.set_scheduled(iteration + 1)
-        self._engine.optimizer.pull()
-
-    def state_dict(self):
-        return {} if self._iteration is None else {"last_batch_iteration": self._iteration}
-
-    def load_state_dict(self, state):
-        """Has no effect while the engine advances the schedule: engine.load_checkpoint() restores its position."""
-        if self._iteration is not None and "last_batch_iteration" in state:
-            self._go_to(state["last_batch_iteration"])

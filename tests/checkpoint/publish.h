@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 
@@ -29,6 +30,13 @@ inline std::set<std::string> names_in(const std::filesystem::path& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename());
   names.erase(checkpoint::kLockName);
   return names;
+}
+
+/// A checkpoint that no publication has written.
+inline void make_checkpoint(const std::filesystem::path& folder, int64_t saving = 0) {
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "data.safetensors") << "d";
+  std::ofstream(folder / "manifest.json") << manifest_of("data.safetensors", saving);
 }
 
 }  // namespace zerorun::testing

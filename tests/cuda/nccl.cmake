@@ -2,7 +2,7 @@
 
 # The watchdog does not depend on CUDA, so its tests run everywhere.
 zerorun_test(nccl_watchdog_test TORCH LABELS unit
-  SOURCES nccl_watchdog_test.cpp store_courier_test.cpp ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp
+  SOURCES nccl_watchdog_test.cpp nccl_watchdog_thread_test.cpp store_courier_test.cpp ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp
           ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp ${PROJECT_SOURCE_DIR}/cuda/store_courier.cpp
   LIBRARIES zerorun_comm)
 
@@ -21,7 +21,7 @@ if(ZERORUN_WITH_CUDA)
     LIBRARIES zerorun_comm zerorun_nccl)
 
   zerorun_test(nccl_requests_test TORCH LABELS unit
-    SOURCES nccl_messages_test.cpp nccl_requests_test.cpp fake_cuda.cpp fake_nccl.cpp ${PROJECT_SOURCE_DIR}/cuda/cuda_check.cpp
+    SOURCES nccl_blocking_test.cpp nccl_messages_test.cpp nccl_requests_test.cpp fake_cuda.cpp fake_nccl.cpp ${PROJECT_SOURCE_DIR}/cuda/cuda_check.cpp
             ${PROJECT_SOURCE_DIR}/cuda/cuda_memory.cpp ${PROJECT_SOURCE_DIR}/cuda/current_gpu.cpp
             ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_calls.cpp
             ${PROJECT_SOURCE_DIR}/cuda/nccl_comms.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_memory.cpp

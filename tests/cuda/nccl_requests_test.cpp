@@ -14,6 +14,7 @@
 #include "cuda/stream_probe.h"
 #include "tests/cuda/fake_cuda.h"
 #include "tests/cuda/fake_nccl.h"
+#include "tests/cuda/nccl_rank.h"
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun {
@@ -22,93 +23,17 @@ namespace {
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
 using namespace std::chrono_literals;
+using testing::all_after;
 using testing::fake_cuda;
 using testing::fake_nccl;
+using testing::kBlocking;
+using testing::kNonBlocking;
+using testing::kPatience;
+using testing::last_two;
+using testing::Rank;
+using testing::times_done;
+using testing::wait_until;
 using Words = std::vector<std::string>;
-
-// Reports that every collective has started and has not finished.
-class EndlessProbe : public CollectiveProbe {
- public:
-  explicit EndlessProbe(NcclComms& comms) : comms_(comms) {}
-  void prepare(size_t) override {}
-  bool started(size_t) override { return true; }
-  bool finished(size_t) override { return false; }
-  std::string failure() override { return comms_.failure(); }
-  void abort() override { comms_.abort(); }
-
- private:
-  NcclComms& comms_;
-};
-
-constexpr NcclPatience kPatience = {
-    .with_calls = 50ms, .with_memory = 100ms, .with_close = 200ms, .with_abort = 10s};
-
-constexpr bool kBlocking = true;
-constexpr bool kNonBlocking = false;
-
-struct Rank {
-  explicit Rank(bool blocking = kNonBlocking, size_t communicators = 2,
-                std::chrono::milliseconds timeout = 60s, int polls = 3,
-                const NcclPatience& patience = kPatience)
-      : comms(std::make_shared<NcclComms>(0, patience)),
-        probe(*comms),
-        watchdog({.timeout = timeout, .period = 1ms}, probe, nullptr) {
-    fake_nccl().reset();
-    fake_nccl().take(polls);
-    watchdog.start();
-    const size_t slot = watchdog.begin_on_host("connecting");
-    const NcclSetup setup = {.rank = 0, .world_size = 2, .blocking = blocking};
-    comms->connect(NcclComms::make_ids(communicators), setup, watchdog, slot);
-    watchdog.end(slot);
-  }
-  ~Rank() { watchdog.stop(); }
-
-  void start(const std::vector<CollectiveCall>& calls) {
-    const auto operation = comms->operate();
-    const size_t slot = watchdog.take();
-    watchdog.begin(slot, calls, nullptr);
-    comms->issue(calls, nullptr, watchdog, slot);
-    watchdog.enqueued(slot);
-  }
-  void start(Collective kind) { start({call_of(kind)}); }
-
-  void register_memory(void* memory, bool windows) {
-    const size_t slot = watchdog.begin_on_host("allocation");
-    comms->register_memory(memory, 4096, windows, watchdog, slot);
-    watchdog.end(slot);
-  }
-
-  static CollectiveCall call_of(Collective kind, int64_t numel = 8) {
-    const at::Tensor tensor = at::zeros({numel});
-    return {kind, tensor, tensor, 0, "bucket 3", {}};
-  }
-
-  std::shared_ptr<NcclComms> comms;
-  EndlessProbe probe;
-  NcclWatchdog watchdog;
-};
-
-// Waits until the condition is true, at most a minute.
-void wait_until(const std::function<bool()>& condition) {
-  const auto patience = std::chrono::steady_clock::now() + 60s;
-  while (!condition() && std::chrono::steady_clock::now() < patience) std::this_thread::sleep_for(1ms);
-}
-
-ptrdiff_t times_done(const std::string& what) {
-  const Words done = fake_nccl().done();
-  return std::ranges::count(done, what);
-}
-
-// Returns the last two words as a set, since their order depends on the threads.
-std::set<std::string> last_two(const Words& words) {
-  return {words.end() - std::min<ptrdiff_t>(2, std::ssize(words)), words.end()};
-}
-
-// Returns the words from number `first` on as a set.
-std::set<std::string> all_after(size_t first) {
-  const Words done = fake_nccl().done();
-  return {done.begin() + static_cast<ptrdiff_t>(first), done.end()};
-}
 
 }  // namespace
 
@@ -317,86 +242,6 @@ TEST_CASE("nccl requests: calls of threads that start collectives, free memory a
   CHECK_FALSE(rank.watchdog.broken());
   rank.comms->close();
   CHECK(fake_nccl().violations().empty());
-}
-
-TEST_CASE("blocking nccl: only calls that connect ranks run in helper threads") {
-  Rank rank(kBlocking);
-  const CollectiveCall gather = Rank::call_of(Collective::all_gather);
-  const CollectiveCall other = Rank::call_of(Collective::all_gather, 16);
-  const CollectiveCall sum = Rank::call_of(Collective::reduce_scatter);
-  // Each shape twice: the first collective connects the ranks for it, the second one runs in this thread.
-  const std::vector<std::vector<CollectiveCall>> shapes = {{gather}, {sum}, {other}, {gather, other}};
-  for (int turn = 0; turn < 2; ++turn) {
-    for (const auto& calls : shapes) rank.start(calls);
-  }
-  const Words once = {"all_gather 0", "reduce_scatter 1", "all_gather 0", "group",
-                      "all_gather 0", "all_gather 0",     "end of group"};
-  Words wanted = {"connect 0", "connect 1"};
-  for (int turn = 0; turn < 2; ++turn) wanted.insert(wanted.end(), once.begin(), once.end());
-  REQUIRE(fake_nccl().done() == wanted);
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    INFO(i << ": " << wanted[i]);
-    CHECK(fake_nccl().done_here(i) == (i >= 2 + once.size()));
-  }
-  rank.comms->close();
-  CHECK(fake_nccl().violations().empty());
-  CHECK_FALSE(rank.watchdog.broken());
-}
-
-TEST_CASE("blocking nccl: a collective that hangs while it connects ranks ends at the deadline") {
-  Rank rank(kBlocking, 2, 300ms);
-  fake_nccl().hold("all_gather");
-  const auto start = std::chrono::steady_clock::now();
-  CHECK_THAT(testing::error_of<CommError>([&] { rank.start(Collective::all_gather); }),
-             StartsWith("all_gather of bucket 3 did not end within 0.3 s"));
-  CHECK(std::chrono::steady_clock::now() - start >= 300ms);
-  CHECK(std::chrono::steady_clock::now() - start < 10s);
-  rank.watchdog.stop();
-  // Both communicators are revoked while the call runs, and aborted after it has returned.
-  CHECK(all_after(3) == std::set<std::string>{"revoke 0", "revoke 1", "abort 0", "abort 1"});
-  CHECK(fake_nccl().violations().empty());
-}
-
-TEST_CASE("blocking nccl: a collective that hangs in the caller's thread, as on a full stream, is revoked") {
-  Rank rank(kBlocking, 2, 300ms);
-  rank.start(Collective::all_gather);
-  fake_nccl().hold("all_gather");
-  const auto start = std::chrono::steady_clock::now();
-  CHECK_THAT(testing::error_of<CommError>([&] { rank.start(Collective::all_gather); }),
-             StartsWith("all_gather of bucket 3 did not end within 0.3 s"));
-  CHECK(std::chrono::steady_clock::now() - start < 10s);
-  CHECK(fake_nccl().done_here(3));
-  rank.watchdog.stop();
-  CHECK(all_after(4) == std::set<std::string>{"revoke 0", "revoke 1", "abort 0", "abort 1"});
-  CHECK(fake_nccl().violations().empty());
-}
-
-TEST_CASE("blocking nccl: ranks that do not connect end at the deadline; a late communicator is aborted") {
-  CHECK_THROWS_WITH(Rank(kBlocking, 2, 100ms, -1), StartsWith("connecting did not end within 0.1 s"));
-  CHECK(fake_nccl().done() == Words{"connect 0"});
-  fake_nccl().take(0);  // the other ranks come after all
-  wait_until([] { return times_done("abort 0") == 1; });
-  CHECK(fake_nccl().done() == Words{"connect 0", "abort 0"});
-}
-
-TEST_CASE("blocking nccl: a failed request aborts both communicators, and later requests fail too") {
-  for (bool first : {true, false}) {
-    Rank rank(kBlocking);
-    if (!first) rank.start(Collective::all_gather);
-    fake_nccl().fail_requests(ncclUnhandledCudaError);
-    const std::string error = testing::error_of<CommError>([&] { rank.start(Collective::all_gather); });
-    CHECK_THAT(error, StartsWith("all_gather of bucket 3: NCCL failed: a failure"));
-    CHECK(testing::error_of<CommError>([&] { rank.start(Collective::all_gather); }) == error);
-    CHECK(last_two(fake_nccl().done()) == std::set<std::string>{"abort 0", "abort 1"});
-    CHECK(fake_nccl().violations().empty());
-  }
-}
-
-TEST_CASE("blocking nccl: memory is not registered, because any collective could wait for other ranks then") {
-  Rank rank(kBlocking);
-  int memory = 0;
-  CHECK_THROWS_AS(rank.register_memory(&memory, false), InternalError);
-  rank.comms->close();
 }
 
 TEST_CASE("nccl memory: an allocation on a GPU that is full of LibTorch's cache frees the cache") {

@@ -134,57 +134,6 @@ TEST_CASE("Ranks with other numbers of backwards may drop gradients at the same 
   }));
 }
 
-TEST_CASE("Under fp16 each backward needs its own loss scale") {
-  const int stage = GENERATE(0, 2);
-  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
-    Net model;
-    std::string config = sgd_config(stage, 8);
-    config.insert(1, R"("fp16": {"enabled": true, "initial_scale_power": 4}, )");
-    Engine engine = make_engine(*model, config, communicator);
-    const auto loss = [&] {
-      return model->forward(sample(0, 0, 0).to(at::kHalf), true).to(at::kFloat).sum();
-    };
-    const auto check_unscaled = [&] {
-      CHECK_THROWS_WITH(loss().backward(), Contains("without the loss scale"));
-    };
-    SECTION("a backward that ended") {
-      engine.scale(loss()).backward();
-      check_unscaled();
-    }
-    SECTION("a backward that was dropped") {
-      engine.scale(loss()).backward();
-      engine.zero_grad();
-      check_unscaled();
-    }
-    SECTION("a backward that threw") {
-      const auto fail = [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("on purpose"); };
-      at::Tensor fails = loss();
-      const at::Tensor from = GENERATE(false, true) ? fails : model->first->weight;
-      const unsigned hook = from.register_hook(fail);
-      CHECK_THROWS_WITH(engine.scale(fails).backward(), Contains("on purpose"));
-      from.remove_hook(hook);
-      check_unscaled();
-    }
-    SECTION("a scaled loss without a backward") {
-      engine.scale(loss());
-      check_unscaled();
-    }
-    SECTION("an unscaled backward is no start of a scaled one") {
-      const at::Tensor scaled = engine.scale(loss());
-      const at::Tensor other = engine.scale(loss());
-      engine.zero_grad();
-      scaled.backward({}, /*keep_graph=*/true);
-      check_unscaled();
-      scaled.backward();
-      other.backward();
-      (engine.scale(loss()) / 2 + engine.scale(loss())).backward();
-      check_unscaled();
-    }
-    engine.scale(loss()).backward();
-    CHECK_NOTHROW(engine.step());
-  });
-}
-
 TEST_CASE("Gradients dropped by marks leave the order of gathers and reductions as it is") {
   CHECK_NOTHROW(run_ranks(
       2,
@@ -266,6 +215,150 @@ TEST_CASE("A backward that is refused is not the one that was declared the last"
     CHECK_NOTHROW(engine.scale(loss()).backward());
     CHECK_NOTHROW(engine.step());
   });
+}
+
+TEST_CASE("A dropped batch: zero_grad() beside plain LibTorch") {
+  for (const int stage : {0, 1, 2, 3}) {
+    INFO("stage " << stage);
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      Net model, plain;
+      Engine engine = make_engine(*model, sgd_config(stage), communicator);
+      const int rank = communicator->rank();
+      for (int step = 0; step < 6; ++step) {
+        engine.zero_grad();
+        at::Tensor loss = model->forward(sample(step, 0, rank), true).square().mean();
+        loss.backward();
+        if (step % 3 == 1) continue;
+        engine.step();
+      }
+      check_close(*model, plain_sgd(2, 1, 4, [](Net& net, int step, int, int of_rank) {
+        return net->forward(sample(step + (step + 1) / 2, 0, of_rank), true).square().mean();
+      }));
+    }));
+  }
+}
+
+TEST_CASE("Gradients dropped between micro-steps leave the optimizer step where it is") {
+  for (const int stage : {0, 1, 2, 3}) {
+    INFO("stage " << stage);
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      Net model;
+      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator);
+      const int rank = communicator->rank();
+      const auto loss = [&](int step) { return model->forward(sample(step, 0, rank), true).square().mean(); };
+      for (int step = 0; step < 4; ++step) {
+        for (int micro = 0; micro < 2; ++micro) {
+          engine.zero_grad();
+          engine.backward(micro == 0 ? 100 * loss(step) : loss(step));
+          engine.step();
+        }
+        expect(engine.global_steps() == step + 1, "a step after each two micro-steps");
+      }
+      check_close(*model, plain_sgd(2, 1, 4, [](Net& net, int step, int, int of_rank) {
+        return net->forward(sample(step, 0, of_rank), true).square().mean() / 2;
+      }));
+    }));
+  }
+}
+
+TEST_CASE("Ranks that drop gradients differently get an error, and may go on") {
+  for (const int stage : {0, 1, 2, 3}) {
+    INFO("stage " << stage);
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      Net model;
+      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, marked());
+      const int rank = communicator->rank();
+      const auto loss = [&](int step) { return model->forward(sample(step, 0, rank), true).square().mean(); };
+      engine.backward(loss(7));
+      engine.step();
+      if (rank == 1) model->zero_grad();
+      engine.backward(loss(7));
+      expect_throws([&] { engine.step(); }, "some ranks have dropped gradients", "step()");
+      for (int micro = 0; micro < 4; ++micro) {
+        engine.backward(loss(micro / 2));
+        engine.step();
+      }
+      check_close(*model, plain_sgd(2, 1, 2, [](Net& net, int step, int, int of_rank) {
+        return net->forward(sample(step, 0, of_rank), true).square().mean();
+      }));
+    }));
+  }
+}
+
+TEST_CASE("What one rank alone does to marks is an error of saves and loads on all ranks") {
+  const TemporaryFolder temporary;
+  const auto folder = temporary / "checkpoints";
+  for (const int stage : {0, 3}) {
+    INFO("stage " << stage);
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      Net model;
+      Engine engine = make_engine(*model, sgd_config(stage, 2), communicator, marked());
+      const int rank = communicator->rank();
+      const auto micro_step = [&] {
+        engine.backward(model->forward(sample(0, 0, rank), true).square().mean());
+        engine.step();
+      };
+      micro_step();
+      if (rank == 0) model->last->bias.mutable_grad().reset();
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        expect_throws([&] { engine.save_checkpoint(folder); },
+                      "rank 0: engine.save_checkpoint(): the program", "save_checkpoint()");
+        expect_throws([&] { engine.load_checkpoint(folder); },
+                      "rank 0: engine.load_checkpoint(): the program", "load_checkpoint()");
+      }
+      if (rank == 0) engine.zero_grad();
+      expect_throws([&] { engine.save_checkpoint(folder); },
+                    "gradients dropped (zero_grad()) in micro-step 2",
+                    "save_checkpoint() of gradients that one rank has dropped");
+      if (rank == 1) engine.zero_grad();
+      engine.save_checkpoint(folder);
+      engine.load_checkpoint(folder);
+      micro_step();
+      expect(engine.global_steps() == 1, "a step");
+    }));
+  }
+}
+
+// Between two backwards: what the program does to gradients, and whether the engine drops them.
+TEST_CASE("Marks in grad() tell the engine which gradients the program drops or sets") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  using Change = std::function<void(Net&)>;
+  auto trained = [stage](bool starts_with_other, const Change& change) {
+    std::vector<std::vector<at::Tensor>> found(2);
+    run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      Net model;
+      const int rank = communicator->rank();
+      Engine engine = make_engine(*model, sgd_config(stage, 1, 1), communicator, marked());
+      for (int step = 0; step < 2; ++step) {
+        if (starts_with_other) engine.backward(model->forward(sample(9, step, rank), true).sum());
+        change(model);
+        model->forward(sample(step, 0, rank), true).square().mean().backward();
+        engine.step();
+        for (const at::Tensor& parameter : model->parameters())
+          expect(!parameter.grad().defined(), "no mark is left after step()");
+      }
+      found[rank] = copies_of(*model);
+    });
+    return found[0];
+  };
+  const std::vector<at::Tensor> plain = trained(false, [](Net&) {});
+  expect_same(trained(true, [](Net& model) { model->zero_grad(); }), plain, "zero_grad()");
+  expect_same(trained(true, [](Net& model) { model->zero_grad(/*set_to_none=*/false); }), plain, "zeroed");
+  expect_same(trained(true,
+                      [](Net& model) {
+                        for (const at::Tensor& parameter : model->parameters())
+                          parameter.mutable_grad().reset();
+                      }),
+              plain, "emptied");
+  CHECK_THROWS_WITH(trained(true, [](Net& model) { model->last->bias.mutable_grad().reset(); }),
+                    Contains("dropped the gradient of parameter last.bias"));
+  CHECK_THROWS_WITH(
+      trained(true,
+              [](Net& model) { model->last->bias.mutable_grad() = torch::ones_like(model->last->bias); }),
+      Contains("has set grad() of parameter last.bias"));
+  CHECK_THROWS_WITH(
+      trained(true, [](Net& model) { torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0); }),
+      Contains("gradient_clipping"));
 }
 
 }  // namespace zerorun::testing

@@ -1,10 +1,8 @@
 // Tests DeferredInit: values that are made later have the same bits as in plain construction, in whatever
-// order they are made. Operations that cannot be deferred are refused with a reason, and no memory is
-// allocated before values are made.
+// order they are made, and operations that cannot be deferred are refused with a reason.
 #include "zero/deferred_init.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <c10/core/CPUAllocator.h>
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -121,43 +119,6 @@ std::string refusal(const std::function<void()>& action) {
   }
   return "not refused";
 }
-
-// Counts the bytes that LibTorch allocates from its CPU allocator.
-class CountingAllocator final : public c10::Allocator {
- public:
-  CountingAllocator() : inner_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, /*priority=*/255); }
-  ~CountingAllocator() override { c10::SetCPUAllocator(inner_, 255); }
-
-  c10::DataPtr allocate(size_t bytes) override {
-    auto block = std::make_unique<Block>(Block{this, bytes, inner_->allocate(bytes)});
-    now_ += static_cast<int64_t>(bytes);
-    peak_ = std::max(peak_, now_);
-    void* data = block->memory.get();
-    return {data, block.release(), &free_block, c10::DeviceType::CPU};
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-
-  int64_t now() const { return now_; }
-  int64_t peak() const { return peak_; }
-  void restart_peak() { peak_ = now_; }
-
- private:
-  struct Block {
-    CountingAllocator* counter;
-    size_t bytes;
-    c10::DataPtr memory;
-  };
-  static void free_block(void* context) {
-    const std::unique_ptr<Block> block(static_cast<Block*>(context));
-    block->counter->now_ -= static_cast<int64_t>(block->bytes);
-  }
-
-  c10::Allocator* inner_;
-  int64_t now_ = 0;
-  int64_t peak_ = 0;
-};
 
 }  // namespace
 
@@ -372,34 +333,6 @@ TEST_CASE("A trial forward within the scope gives the right sizes") {
   CHECK(torch::relu(linear(torch::zeros({2, 4}))).sizes() == at::IntArrayRef({2, 3}));
   nn::Conv2d convolution(nn::Conv2dOptions(3, 5, 3));
   CHECK(convolution(torch::rand({1, 3, 9, 9})).flatten(1).size(1) == 5 * 7 * 7);
-}
-
-TEST_CASE("Parameters take no memory until they are made, and then one at a time") {
-  constexpr int64_t kWidth = 1600;
-  constexpr int64_t kWeight = kWidth * kWidth * 4;  // bytes: 10 MB; the model's 40 weights have 400 MB
-  constexpr int64_t kSlack = 1 << 20;               // for generator states and similar
-  CountingAllocator memory;
-  {
-    std::vector<at::Tensor> weights;
-    {
-      DeferredInit deferred;
-      for (int layer = 0; layer < 20; ++layer) {
-        nn::Linear linear(nn::LinearOptions(kWidth, kWidth).bias(false));
-        weights.push_back(linear->weight);
-        weights.push_back(torch::randn({kWidth, kWidth}) * 0.02);
-      }
-    }
-    CHECK(memory.peak() < kWeight + kSlack);
-    CHECK(memory.peak() >= kWeight);  // proves that the allocator counts
-    CHECK(memory.now() < kSlack);
-    at::Tensor place = torch::zeros({kWidth, kWidth});
-    memory.restart_peak();
-    make_values(weights[0], place);  // empty() and uniform_() write directly into `place`
-    CHECK(memory.peak() < kWeight + kSlack);
-    for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) make_values(*weight, place);
-    CHECK(memory.peak() < 2 * kWeight + kSlack);
-  }
-  CHECK(memory.now() == 0);  // the tape was freed with its last tensor
 }
 
 }  // namespace zerorun
