@@ -230,6 +230,9 @@ class Engine {
   /// After load_checkpoint() as if all earlier steps had been such, unless the program knows better.
   int64_t global_samples() const;
   void set_global_samples(int64_t samples);
+  /// Tells the run log how many tokens the ranks train on together in an optimizer step, so that reports show
+  /// tokens per second. LiveLine does so too.
+  void set_tokens_per_step(int64_t tokens);
   /// If comms_logger is enabled, logs a table of rank 0's collectives so far, and returns it there. Else, and
   /// on other ranks, returns an empty text.
   std::string log_communication() const;

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
+#include "engine/run_log.h"
 #include "engine/step_hashes.h"
 #include "engine/timeline_session.h"
 #include "monitor/run_record.h"
@@ -83,6 +84,10 @@ void Engine::log(const std::string& tag, double value) {
 
 int64_t Engine::global_samples() const {
   return state_->progress.counts().samples;
+}
+
+void Engine::set_tokens_per_step(int64_t tokens) {
+  if (RunLog* log = state_->monitor->run_log()) log->set_tokens_per_step(tokens);
 }
 
 void Engine::set_global_samples(int64_t samples) {

@@ -82,6 +82,7 @@ int64_t bytes_in_use() {
 LiveLine::LiveLine(Engine& engine, const Options& options)
     : options_(options), stays_(stdout_is_terminal()), begin_(Clock::now()) {
   const std::shared_ptr<EngineState>& state = engine.state_;
+  if (options.tokens_per_step > 0) engine.set_tokens_per_step(options.tokens_per_step);
   interval_ = state->config.steps_per_print.value_or(0);
   if (state->mesh.world().rank() != 0 || (!stays_ && interval_ == 0)) return;
   state_ = state;

@@ -168,6 +168,7 @@ std::map<std::string, double> RunLog::elements_sent() const {
 void RunLog::end_step(StepRecord step) {
   if (!writes()) return;
   add_losses(step);
+  step.tokens = tokens_per_step_;
   const auto now = std::chrono::steady_clock::now();
   step.seconds = std::chrono::duration<double>(now - std::exchange(last_end_, now)).count();
   const std::map<std::string, double> sent = elements_sent();

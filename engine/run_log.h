@@ -37,6 +37,8 @@ class RunLog {
   /// The hashes of all parameters before the first update that this engine makes, after `step` steps.
   void write_start(int64_t step, const HashText& values);
 
+  /// Those of all ranks, for the steps from now on.
+  void set_tokens_per_step(int64_t tokens) { tokens_per_step_ = tokens; }
   void add_loss(const at::Tensor& loss);
   void drop_losses();
   /// From here on losses are those of the next step.
@@ -62,7 +64,8 @@ class RunLog {
   std::map<std::string, double> sent_;  // elements until the last end_step()
   bool has_begun_ = false;
   int64_t step_ = 0;  // that ended last
-  int exceptions_;    // that were under way when this was made
+  std::optional<int64_t> tokens_per_step_;
+  int exceptions_;  // that were under way when this was made
 };
 
 }  // namespace zerorun

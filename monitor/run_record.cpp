@@ -113,6 +113,7 @@ std::string to_line(const StepRecord& step) {
   if (step.loss_scale) json["loss_scale"] = json_of(*step.loss_scale);
   json["skipped"] = step.is_skipped;
   json["samples"] = step.samples;
+  if (step.tokens) json["tokens"] = *step.tokens;
   json["seconds"] = json_of(step.seconds);
   json["bytes"] = step.bytes;
   json["elements"] = step.elements;
@@ -195,6 +196,7 @@ StepRecord step_of_json(std::string_view text) {
     if (json.contains("loss_scale")) step.loss_scale = number_of(json.at("loss_scale"));
     step.is_skipped = json.at("skipped");
     step.samples = json.at("samples");
+    if (json.contains("tokens")) step.tokens = json.at("tokens");
     step.seconds = number_of(json.at("seconds"));
     for (const auto& [name, bytes] : json.at("bytes").items()) step.bytes[name] = bytes.get<int64_t>();
     for (const auto& [name, sent] : json.at("elements").items()) step.elements[name] = number_of(sent);

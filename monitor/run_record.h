@@ -72,6 +72,7 @@ struct StepRecord {
   std::optional<double> loss_scale = {};
   bool is_skipped = false;
   int64_t samples = 0;                          // of all ranks and steps
+  std::optional<int64_t> tokens = {};           // of all ranks in this step; absent: the program does not say
   double seconds = 0;                           // since the step before ended
   std::map<std::string, int64_t> bytes = {};    // of rank 0, by category
   std::map<std::string, double> elements = {};  // that rank 0 has sent since then, by kind

@@ -52,6 +52,7 @@ RunColumns read_columns(RunLogReader& log) {
   run.lr.label = "learning rate";
   run.loss_scale.label = "loss scale";
   run.speed.label = "samples per second";
+  run.tokens.label = "tokens per second";
   run.seconds.label = "seconds";
   StepRecord before{.step = -1};
   for (size_t place = 0; place < run.steps.size(); ++place) {
@@ -62,7 +63,10 @@ RunColumns read_columns(RunLogReader& log) {
     add(run.lr, step.lr);
     add(run.loss_scale, step.loss_scale);
     const double samples = samples_of(step, before, log.run());
-    add(run.speed, step.seconds > 0 ? std::optional(samples / step.seconds) : std::nullopt);
+    const bool is_timed = step.seconds > 0;
+    add(run.speed, is_timed ? std::optional(samples / step.seconds) : std::nullopt);
+    add(run.tokens, is_timed && step.tokens ? std::optional(static_cast<double>(*step.tokens) / step.seconds)
+                                            : std::nullopt);
     add(run.seconds, step.seconds);
     add(run.bytes, step.bytes, place + 1);
     add(run.sent, step.elements, place + 1);

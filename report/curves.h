@@ -26,9 +26,9 @@ struct Column {
 struct RunColumns {
   std::vector<int64_t> steps;  // ascending
   std::vector<int64_t> skipped;
-  Column loss, norm, lr, loss_scale, speed, seconds;
-  std::map<std::string, Column> bytes;  // of rank 0, by category
-  std::map<std::string, Column> sent;   // elements of rank 0, by kind
+  Column loss, norm, lr, loss_scale, speed, tokens, seconds;  // samples and tokens per second
+  std::map<std::string, Column> bytes;                        // of rank 0, by category
+  std::map<std::string, Column> sent;                         // elements of rank 0, by kind
   double total_seconds = 0;
   int64_t samples = 0;  // until the last step
 };

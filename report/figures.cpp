@@ -162,6 +162,7 @@ Json figures_of(const std::vector<ReportedRun>& runs) {
   add_curves(figures,
              {"scale", "Loss scale", "Under fp16. A step with infinite gradients is skipped, and lowers it."},
              runs, &RunColumns::loss_scale);
+  add_curves(figures, {"tokens", "Tokens per second", "Of all ranks together."}, runs, &RunColumns::tokens);
   add_curves(figures, {"speed", "Samples per second", "Of all ranks together."}, runs, &RunColumns::speed);
   add_curves(figures,
              {"seconds", "Seconds per step",

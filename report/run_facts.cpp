@@ -150,6 +150,10 @@ Json results_of(const std::vector<ReportedRun>& runs) {
   rows.add("Skipped steps",
            [](const auto& run) { return whole(static_cast<int64_t>(run.columns.skipped.size())); });
   rows.add("Samples", [](const auto& run) { return whole(run.columns.samples); });
+  const auto has_tokens = [](const ReportedRun& run) { return run.columns.tokens.is_known_anywhere(); };
+  if (std::ranges::any_of(runs, has_tokens))
+    rows.add("Tokens per second, median",
+             [](const auto& run) { return text_of(median(run.columns.tokens)); });
   rows.add("Samples per second, median", [](const auto& run) { return text_of(median(run.columns.speed)); });
   rows.add("Time per step, median",
            [](const auto& run) { return text_of(median(run.columns.seconds), " s"); });

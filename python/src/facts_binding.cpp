@@ -166,6 +166,8 @@ void bind_facts(EngineClass& engine) {
       .def(
           "log", [](CoreEngine& core, const std::string& tag, double value) { core.get().log(tag, value); },
           NoGil())
+      .def("set_tokens_per_step",
+           [](CoreEngine& core, int64_t tokens) { core.get().set_tokens_per_step(tokens); })
       .def("set_global_samples",
            [](CoreEngine& core, int64_t samples) { core.get().set_global_samples(samples); })
       .def("log_communication", [](CoreEngine& core) { return core.get().log_communication(); })

@@ -46,6 +46,10 @@ class Monitored:
         self._core.log(tag, float(value))
         self._send_events()
 
+    def set_tokens_per_step(self, tokens):
+        """Tells the run log how many tokens the ranks train on together in an optimizer step, for reports."""
+        self._core.set_tokens_per_step(tokens)
+
     def log_communication(self):
         """With comms_logger enabled, logs a table of rank 0's collectives so far, and returns it there; otherwise returns ""."""
         return self._core.log_communication()

@@ -99,6 +99,7 @@ TEST_CASE("The log has the run, and each step with its losses, norm, rate, bytes
       for (int step = 0; step < 3; ++step) {
         train(engine, net, step, 1);
         if (communicator->rank() == 0) norms[step] = engine.get_global_grad_norm();
+        engine.set_tokens_per_step(512);
       }
     });
     RunLogReader log(folder / "a/b");
@@ -137,6 +138,7 @@ TEST_CASE("The log has the run, and each step with its losses, norm, rate, bytes
       CHECK((record.gradient_norm == norms[step] && record.lr == 0.1 && !record.loss_scale &&
              !record.is_skipped));
       CHECK((record.samples == 4 * (step + 1) && record.seconds > 0 && record.gradients.empty()));
+      CHECK(record.tokens == (step > 0 ? std::optional<int64_t>(512) : std::nullopt));
       CHECK((record.bytes.at("parameters") > 0 && record.elements.at("reduce_scatter") > 0));
       if (step > 0) continue;
       REQUIRE(record.losses.size() == 2);

@@ -61,7 +61,8 @@ def troubled(folder, name="h.0.attn.weight", text="rank 1 killed by signal 9 (SI
     for number in range(1, 61):
         skipped = number in (1, 2, 41)
         loss, norm = math.nan if number == 20 else loss_of(number), math.inf if number == 30 else None
-        lines.append(step(number, loss, norm, 0.002 * min(1, number / 10), skipped, scale, seconds=0.4 + 0.1 * math.sin(number)))
+        seconds = 0.4 + 0.1 * math.sin(number)
+        lines.append({**step(number, loss, norm, 0.002 * min(1, number / 10), skipped, scale, seconds=seconds), "tokens": 8192})
         scale /= 2 if skipped else 1
         if number == 40:
             lines += [event(40, "failed", text), event(0, "began", "2 ranks on worker-0, worker-1")]

@@ -1,6 +1,7 @@
 """test_report.py ZERORUN: opens pages of `zerorun report` in Chromium, at two widths, light and dark, and looks at what it shows."""
 
 import json
+import math
 import pathlib
 import re
 import subprocess
@@ -68,9 +69,9 @@ class Pages(unittest.TestCase):
     def test_a_run_with_troubles(self):
         self.look_at_all(self.troubled)
         figures = self.figures()
-        names = ("loss", "norm", "lr", "scale", "speed", "seconds", "memory", "sent")
-        self.assertEqual(set(figures) - {"bars 6"}, {"figure-" + name for name in names})
-        self.assertEqual(figures.pop("bars 6")["rows"], 5)
+        names = ("loss", "norm", "lr", "scale", "tokens", "speed", "seconds", "memory", "sent")
+        self.assertEqual(set(figures) - {"bars 7"}, {"figure-" + name for name in names})
+        self.assertEqual(figures.pop("bars 7")["rows"], 5)
         for name, figure in figures.items():
             self.assertEqual(figure["rows"], 60, name)
             self.assertGreater(figure["pixels"], 200, name)
@@ -82,6 +83,8 @@ class Pages(unittest.TestCase):
         # The numbers of a table are those of the log.
         row = self.browser.run("[...document.querySelectorAll('#figure-loss tbody tr')][49].innerText.split('\\t')")
         self.assertEqual([int(row[0]), float(row[1])], [50, round(logs.loss_of(50), 6)])
+        tokens = next(figure for figure in data_of(self.troubled)["figures"] if figure["id"] == "tokens")
+        self.assertAlmostEqual(tokens["rows"][4][1], 8192 / (0.4 + 0.1 * math.sin(5)), delta=0.1)
         # Formula of stage 2 on 2 ranks with 400,000 parameters of 2 + 4 + 12 bytes; shared memory divides the parameters.
         bars = {bar["label"]: [round(value * 2 ** 20) for value in bar["values"]] for bar in data_of(self.troubled)["runs"][0]["bars"]}
         self.assertEqual(bars["stage 0, formula"], [800000, 1600000, 4800000, 0])
