@@ -13,6 +13,10 @@ def test_data_groups_train_like_plain_torch(comm):
     assert run("mesh_groups.py", 0, 2, 3, ranks=4, ZERORUN_COMM=comm).count("PASS") == 4
 
 
+def test_ranks_that_send_less_train_like_plain_torch():
+    assert run("zeropp.py", ranks=4, ZERORUN_COMM="gloo").count("PASS") == 4
+
+
 class Mpu:
     def __init__(self, model_parallel):
         self.model_parallel = model_parallel
