@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core, module) {
   zerorun::python::bind_engine(module);
   zerorun::python::bind_starting(module);
   zerorun::python::bind_plan(module);
+  zerorun::python::bind_live_line(module);
   zerorun::python::bind_parameter_access(module);
   zerorun::python::bind_checkpoint_facts(module);
   module.def("key_is_free", &zerorun::interception_key_is_free);

@@ -102,6 +102,8 @@ void bind_starting(pybind11::module_& module);
 void bind_pipeline(pybind11::module_& module, EngineClass& engine);
 /// Binds what Python asks of an engine and its config.
 void bind_facts(EngineClass& engine);
+/// Binds LiveLine.
+void bind_live_line(pybind11::module_& module);
 /// Binds plan_training().
 void bind_plan(pybind11::module_& module);
 /// zerorun.recompute; None if the file does not have it.

@@ -304,6 +304,7 @@ class Engine(Facts, Checkpoints, Weights, Scheduled, Monitored, torch.nn.Module)
             return
         self._core.check_idle()
         self.is_destroyed = True
+        self._end_live_line()
         collector.switch_on(self)
         self._leave_model()
         try:

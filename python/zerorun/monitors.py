@@ -2,6 +2,9 @@
 
 import importlib
 import logging
+import weakref
+
+from .live_line import LiveLine
 
 log = logging.getLogger("zerorun")
 
@@ -45,6 +48,21 @@ class Monitored:
         `value`: a number, or a tensor of one element, which is waited for. All ranks may call it, and that of rank 0 is written."""
         self._core.log(tag, float(value))
         self._send_events()
+
+    _live_line = None
+
+    def live_line(self, steps=0, tokens_per_step=0):
+        """Returns the LiveLine that shows how training goes, in place of an earlier one. `steps`: of the whole training; 0: not known.
+        `tokens_per_step`: of all ranks; 0: samples are shown. Measures a matrix product on rank 0, a fraction of a second."""
+        self._end_live_line()
+        line = LiveLine(self, steps, tokens_per_step)
+        self._live_line = weakref.ref(line)
+        return line
+
+    def _end_live_line(self):
+        line = self._live_line and self._live_line()
+        if line is not None:
+            line.end()
 
     def set_tokens_per_step(self, tokens):
         """Tells the run log how many tokens the ranks train on together in an optimizer step, for reports."""
