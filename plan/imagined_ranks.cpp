@@ -111,8 +111,9 @@ std::unique_ptr<Device> make_imagined_device(bool on_gpu) {
 }
 
 ImaginedCommunicator::ImaginedCommunicator(const ImaginedRanks& ranks, Device& device)
-    : Communicator(0, ranks.world_size, std::chrono::minutes(10), device),
-      shares_memory_(ranks.shares_memory) {}
+    : Communicator(ranks.rank, ranks.world_size, std::chrono::minutes(10), device),
+      shares_memory_(ranks.shares_memory),
+      mail_(ranks.mail) {}
 
 at::Tensor ImaginedCommunicator::allocate_shared(int64_t numel, at::ScalarType dtype) {
   return shares_memory_ ? allocate(numel, dtype) : at::Tensor();
@@ -136,22 +137,35 @@ std::unique_ptr<Work> ImaginedCommunicator::start(CollectiveCall call) {
 }
 
 std::unique_ptr<Work> ImaginedCommunicator::start_message(MessageCall call) {
-  ZR_CHECK(call.tensor.is_meta(), "a message that has values: " + call.label);
-  if (call.is_send) *message_bytes_ += static_cast<double>(call.bytes());
+  if (call.tensor.is_meta()) {
+    if (call.is_send) message_bytes_ += static_cast<double>(call.bytes());
+    return std::make_unique<DoneWork>();
+  }
+  ZR_CHECK(mail_, "a message that has values: " + call.label);
+  std::deque<at::Tensor>& messages = (*mail_)[{rank_in_job(call.sender), rank_in_job(call.receiver)}];
+  if (call.is_send) {
+    messages.push_back(call.tensor.clone());
+    return std::make_unique<DoneWork>();
+  }
+  ZR_CHECK(!messages.empty(), "a message of a rank that is planned later: " + call.label);
+  call.tensor.copy_(messages.front());
+  messages.pop_front();
   return std::make_unique<DoneWork>();
 }
 
 std::shared_ptr<Communicator> ImaginedCommunicator::make_part(const std::vector<RankGroup>& groups,
                                                               size_t own, RankGroup group) {
+  const std::vector<int>& ranks = groups[own].ranks;
   auto part = std::make_shared<ImaginedCommunicator>(
-      ImaginedRanks{.world_size = static_cast<int>(groups[own].ranks.size()),
+      ImaginedRanks{.rank = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin()),
+                    .world_size = static_cast<int>(ranks.size()),
                     .on_gpu = false,
-                    .shares_memory = shares_memory_},
+                    .shares_memory = shares_memory_,
+                    .mail = mail_},
       device());
   part->set_group(std::move(group));
   part->bytes_ = bytes_;
   part->elements_ = elements_;
-  part->message_bytes_ = message_bytes_;
   return part;
 }
 

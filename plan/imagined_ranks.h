@@ -1,27 +1,36 @@
 // The device and the communicator of a plan. Tensors have sizes but no memory (LibTorch's meta device),
 // kernels do nothing, and the other ranks are imagined: in a collective they do what this rank does. So the
 // engine runs as it is, for any number of ranks, and what it allocates and sends can be counted. Small
-// numbers that the host reads (tallies, the facts of a step) are real. One thread.
+// numbers that the host reads (tallies, the facts of a step, shapes of messages) are real. One thread.
 #pragma once
 
 #include <array>
+#include <deque>
+#include <map>
 #include <memory>
+#include <utility>
 
 #include "comm/communicator.h"
 
 namespace zerorun {
 
+/// Messages that have values, from plans of some ranks to plans of others that are made after them: by sender
+/// and receiver, as numbers in the job.
+using ImaginedMail = std::map<std::pair<int, int>, std::deque<at::Tensor>>;
+
 struct ImaginedRanks {
+  int rank = 0;  // the planned one
   int world_size = 1;
-  bool on_gpu = false;         // else on CPUs
-  bool shares_memory = false;  // the ranks are on the CPUs of one host
+  bool on_gpu = false;                           // else on CPUs
+  bool shares_memory = false;                    // the ranks are on the CPUs of one host
+  std::shared_ptr<ImaginedMail> mail = nullptr;  // null: no rank sends messages that have values
 };
 
 std::unique_ptr<Device> make_imagined_device(bool on_gpu);
 
 class ImaginedCommunicator : public Communicator {
  public:
-  /// Rank 0 of `ranks`. `device` is of make_imagined_device().
+  /// `device` is of make_imagined_device().
   ImaginedCommunicator(const ImaginedRanks& ranks, Device& device);
 
   at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype) override;
@@ -31,8 +40,8 @@ class ImaginedCommunicator : public Communicator {
   /// gradients.
   double bytes_sent(Collective kind) const { return bytes_->at(static_cast<size_t>(kind)); }
   double elements_sent(Collective kind) const { return elements_->at(static_cast<size_t>(kind)); }
-  /// Bytes that this rank has sent in messages, likewise.
-  double bytes_of_messages() const { return *message_bytes_; }
+  /// Bytes that this rank has sent in messages of this communicator, likewise.
+  double bytes_of_messages() const { return message_bytes_; }
 
  private:
   using Counts = std::array<double, kCollectiveKinds>;
@@ -47,7 +56,8 @@ class ImaginedCommunicator : public Communicator {
   // Shared with the communicators of groups.
   std::shared_ptr<Counts> bytes_ = std::make_shared<Counts>();
   std::shared_ptr<Counts> elements_ = std::make_shared<Counts>();
-  std::shared_ptr<double> message_bytes_ = std::make_shared<double>(0);
+  double message_bytes_ = 0;
+  std::shared_ptr<ImaginedMail> mail_;
 };
 
 }  // namespace zerorun

@@ -53,16 +53,7 @@ ordered_json as_json(const std::string& text, const std::string& origin) {
 
 Config planned_config(const std::string& text, const std::string& origin, LoadOptions options) {
   options.arguments.merge(usual_arguments());
-  Config config = parse_config(text, origin, options);
-  const bool has_stages =
-      (config.mesh && config.mesh->pipeline > 1) || (options.mesh && options.mesh->pipeline > 1);
-  if (has_stages) {
-    throw UserError(
-        origin +
-        ": a plan knows no pipeline stages: plan one stage's ranks with its own parameters, without "
-        "zerorun.mesh.pipeline and pipeline.stages");
-  }
-  return config;
+  return parse_config(text, origin, options);
 }
 
 }  // namespace zerorun

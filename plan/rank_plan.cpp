@@ -1,5 +1,6 @@
 #include "plan/rank_plan.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/log_pause.h"
 #include "engine/options.h"
@@ -44,16 +46,21 @@ at::Tensor imagined_loss(const Model& model) {
   return value;
 }
 
+double bytes_of_messages(const Communicator& ranks) {
+  return dynamic_cast<const ImaginedCommunicator&>(ranks).bytes_of_messages();
+}
+
 // Replicas sum gradients by all-reduces. Otherwise these carry only the few numbers of the norm. Messages
-// have gradients in 8 bits.
-SentPerStep sent_so_far(const ImaginedCommunicator& communicator, bool has_replicas) {
+// among data ranks have gradients in 8 bits.
+SentPerStep sent_so_far(const ImaginedCommunicator& communicator, const Mesh& mesh) {
   SentPerStep sent{.gathered_elements = communicator.elements_sent(Collective::all_gather),
                    .gathered_bytes = communicator.bytes_sent(Collective::all_gather),
                    .reduced_elements = communicator.elements_sent(Collective::reduce_scatter),
                    .reduced_bytes = communicator.bytes_sent(Collective::reduce_scatter)};
-  sent.reduced_elements += communicator.bytes_of_messages();
-  sent.reduced_bytes += communicator.bytes_of_messages();
-  if (has_replicas) {
+  sent.reduced_elements += bytes_of_messages(mesh.shards());
+  sent.reduced_bytes += bytes_of_messages(mesh.shards());
+  if (mesh.sizes().pipeline > 1) sent.passed_bytes = bytes_of_messages(mesh.along(MeshAxis::pipeline));
+  if (mesh.has_replicas()) {
     sent.reduced_elements += communicator.elements_sent(Collective::all_reduce);
     sent.reduced_bytes += communicator.bytes_sent(Collective::all_reduce);
   }
@@ -61,10 +68,11 @@ SentPerStep sent_so_far(const ImaginedCommunicator& communicator, bool has_repli
 }
 
 // Adds `times` the difference of two counts.
-void add(SentPerStep& sum, const SentPerStep& after, const SentPerStep& before, int64_t times) {
-  for (const auto count : {&SentPerStep::gathered_elements, &SentPerStep::gathered_bytes,
-                           &SentPerStep::reduced_elements, &SentPerStep::reduced_bytes})
-    sum.*count += static_cast<double>(times) * (after.*count - before.*count);
+void add(SentPerStep& sum, const SentPerStep& after, const SentPerStep& before, double times) {
+  for (const auto count :
+       {&SentPerStep::gathered_elements, &SentPerStep::gathered_bytes, &SentPerStep::reduced_elements,
+        &SentPerStep::reduced_bytes, &SentPerStep::passed_bytes})
+    sum.*count += times * (after.*count - before.*count);
 }
 
 // What an exception says, without LibTorch's stack of calls and advice.
@@ -87,18 +95,78 @@ void run_micro_step(const PlannedTraining& training, Engine& engine, RankPlan& p
   }
 }
 
-InitializeOptions options_of(const PlannedTraining& training, std::shared_ptr<Communicator> communicator) {
+InitializeOptions options_of(const PlannedTraining& training, std::shared_ptr<Communicator> communicator,
+                             bool has_stages) {
   const InitializeOptions& given = training.options;
-  if (given.optimizer || given.schedule || given.lr_scheduler || given.pipeline) {
+  if (given.optimizer || given.schedule || given.lr_scheduler) {
     throw UserError(
-        "a plan knows no optimizer, schedule or pipeline of the program's own: name the optimizer and the "
-        "scheduler in the config, and plan the layers of one pipeline stage as a model of their own");
+        "a plan knows no optimizer or schedule of the program's own: name the optimizer and the scheduler in "
+        "the config");
+  }
+  if (has_stages && !(given.pipeline && given.pipeline->example)) {
+    throw UserError(
+        "the mesh has pipeline stages (zerorun.mesh, pipeline.stages), and nothing says how they divide the "
+        "model: run the program's own plan with InitializeOptions::pipeline and its `example`, or plan one "
+        "stage's ranks with its own parameters and no stages");
   }
   InitializeOptions options = given;
   options.communicator = std::move(communicator);
   options.output_folder.clear();
   options.event_sink = nullptr;
+  if (!has_stages) options.pipeline.reset();
+  if (options.pipeline) options.pipeline->example.reset();
   return options;
+}
+
+Tensors on_meta(Tensors tensors) {
+  for (at::Tensor& tensor : tensors) {
+    if (tensor.defined()) tensor = at::empty_like(tensor, tensor.options().device(c10::kMeta));
+  }
+  return tensors;
+}
+
+// A rank whose gradients are reduced by backward() and step().
+void run_micro_steps(const PlannedTraining& training, const Config& config,
+                     const ImaginedCommunicator& communicator, Engine& engine, RankPlan& plan) {
+  const int64_t steps = engine.config().batch.gradient_accumulation_steps;
+  for (int64_t step = 0; step < steps; ++step) {
+    const SentPerStep before = sent_so_far(communicator, engine.mesh());
+    run_micro_step(training, engine, plan);
+    note_peak(plan.peak, engine);
+    engine.step();
+    note_peak(plan.peak, engine);
+    const bool is_last = step + 1 == steps;
+    const int64_t times = is_last ? 1 : config.batch.gradient_accumulation_steps - 1;
+    add(plan.sent, sent_so_far(communicator, engine.mesh()), before, static_cast<double>(times));
+  }
+}
+
+// A rank of a pipeline stage. It has at most as many micro-batches in flight as there are stages, and sends
+// as much more with each further one.
+void run_windows(const PlannedTraining& training, const Config& config,
+                 const ImaginedCommunicator& communicator, Engine& engine, RankPlan& plan) {
+  const MicroBatch& example = *training.options.pipeline->example;
+  const MicroBatch batch{.inputs = on_meta(example.inputs), .labels = on_meta(example.labels)};
+  const auto run = [&](int64_t count) {
+    const std::vector<MicroBatch> window(static_cast<size_t>(count), batch);
+    const SentPerStep before = sent_so_far(communicator, engine.mesh());
+    try {
+      const MetaMemory memory;
+      engine.train_batch(window);
+      plan.activations = std::max(plan.activations.value_or(0), memory.peak());
+    } catch (const std::exception& error) {
+      throw UserError("the pipeline's layers cannot run without values: " + message_of(error));
+    }
+    note_peak(plan.peak, engine);
+    SentPerStep sent;
+    add(sent, sent_so_far(communicator, engine.mesh()), before, 1);
+    return sent;
+  };
+  const int64_t all = config.batch.gradient_accumulation_steps;
+  const int64_t count = std::min<int64_t>(all, 2 * engine.mesh().sizes().pipeline);
+  const SentPerStep sent = run(count);
+  add(plan.sent, sent, {}, 1);
+  if (count < all) add(plan.sent, sent, run(count - 1), static_cast<double>(all - count));
 }
 
 }  // namespace
@@ -120,22 +188,12 @@ RankPlan plan_rank(const PlannedTraining& training, const Config& config, const 
   const auto communicator = std::make_shared<ImaginedCommunicator>(ranks, *device);
   const Config used = shortened(config);
   RankPlan plan;
-  Engine engine = initialize(training.model, used, options_of(training, communicator));
+  const bool has_stages = config.mesh && config.mesh->pipeline > 1;
+  Engine engine = initialize(training.model, used, options_of(training, communicator, has_stages));
   note_peak(plan.peak, engine);
-  const bool has_replicas = engine.mesh().has_replicas();
   for (int window = 0; window < 2; ++window) {  // the second one follows the plan that the first one makes
     plan.sent = {};
-    const int64_t steps = used.batch.gradient_accumulation_steps;
-    for (int64_t step = 0; step < steps; ++step) {
-      const SentPerStep before = sent_so_far(*communicator, has_replicas);
-      run_micro_step(training, engine, plan);
-      note_peak(plan.peak, engine);
-      engine.step();
-      note_peak(plan.peak, engine);
-      const bool is_last = step + 1 == steps;
-      const int64_t times = is_last ? 1 : config.batch.gradient_accumulation_steps - 1;
-      add(plan.sent, sent_so_far(*communicator, has_replicas), before, times);
-    }
+    (has_stages ? run_windows : run_micro_steps)(training, config, *communicator, engine, plan);
   }
   plan.file_bytes_per_step = engine.bytes_by_category().in_files / 2;  // of two generations a step writes one
   return plan;

@@ -101,6 +101,11 @@ std::string memory_table(const PlanReport& report) {
     const int64_t bytes = report.plan.peak.*category.bytes;
     if (bytes > 0) add(category.name, bytes);
   }
+  const std::vector<int64_t>& stages = report.plan.stages;
+  if (stages.empty()) return text;
+  text += "together, by pipeline stage (above: the largest)\n";
+  for (size_t stage = 0; stage < stages.size(); ++stage)
+    text += row("stage " + std::to_string(stage), in_units(stages[stage]));
   return text;
 }
 
@@ -111,6 +116,8 @@ std::string traffic(const PlanReport& report) {
           number(sent.gathered_elements) + " elements\n";
   text += "  " + left("reduce", 22) + right(in_units(sent.reduced_bytes), 12) + "  " +
           number(sent.reduced_elements) + " elements\n";
+  if (sent.passed_bytes > 0)
+    text += "  " + left("pass to other stages", 22) + right(in_units(sent.passed_bytes), 12) + "\n";
   if (report.plan.file_bytes_per_step == 0) return text;
   text += "written to the files of a host\n" + row("in a step", in_units(written_per_step(report)));
   if (report.request.step_seconds) text += row("in a day", in_units(written_per_day(report)));
@@ -130,8 +137,7 @@ std::string other_worlds(const PlanReport& report) {
     if (other.plan) {
       const RankPlan& plan = *other.plan;
       text += right(in_units(plan.memory()), 12) + right(in_units(plan.peak.on_host), 14) +
-              right(in_units(plan.peak.in_files), 14) +
-              right(in_units(plan.sent.gathered_bytes + plan.sent.reduced_bytes), 18);
+              right(in_units(plan.peak.in_files), 14) + right(in_units(plan.sent.bytes()), 18);
       if (report.request.memory && plan.memory() <= *report.request.memory) text += "   fits";
     } else {
       text += "  the configuration does not allow it";
@@ -165,8 +171,10 @@ ordered_json to_json(const RankPlan& plan) {
   return {{"bytes", std::move(bytes)},
           {"sent_per_step",
            {{"gather", {{"elements", plan.sent.gathered_elements}, {"bytes", plan.sent.gathered_bytes}}},
-            {"reduce", {{"elements", plan.sent.reduced_elements}, {"bytes", plan.sent.reduced_bytes}}}}},
-          {"written_per_step", plan.file_bytes_per_step}};
+            {"reduce", {{"elements", plan.sent.reduced_elements}, {"bytes", plan.sent.reduced_bytes}}},
+            {"pass", {{"bytes", plan.sent.passed_bytes}}}}},
+          {"written_per_step", plan.file_bytes_per_step},
+          {"memory_by_stage", plan.stages}};
 }
 
 ordered_json to_json(const FittingConfig& fitting) {

@@ -17,6 +17,8 @@ struct SentPerStep {
   double gathered_bytes = 0;
   double reduced_elements = 0;  // reduce-scatters of gradients
   double reduced_bytes = 0;
+  double passed_bytes = 0;  // between pipeline stages: activations and their gradients
+  double bytes() const { return gathered_bytes + reduced_bytes + passed_bytes; }
 };
 
 struct RankPlan {
@@ -26,6 +28,8 @@ struct RankPlan {
   std::optional<int64_t> activations = {};
   SentPerStep sent;
   int64_t file_bytes_per_step = 0;  // written to files in one optimizer step
+  /// memory() of a rank of each pipeline stage, of which this plan is the largest; empty: there are none.
+  std::vector<int64_t> stages = {};
 
   /// Bytes of the memory of the device where the rank computes, with activations if they are known.
   int64_t memory() const;

@@ -7,9 +7,11 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "activations/forward_state.h"
 #include "base/error.h"
+#include "base/mesh_sizes.h"
 #include "config/check.h"
 #include "engine/hidden_size.h"
 #include "plan/fitting_config.h"
@@ -34,7 +36,7 @@ class Planner {
  public:
   Planner(PlannedTraining training, std::string origin, const PlanRequest& request)
       : training_(std::move(training)), origin_(std::move(origin)), request_(request) {
-    if (training_.forward) operators_ = std::make_unique<MetaOperators>();
+    if (training_.forward || training_.options.pipeline) operators_ = std::make_unique<MetaOperators>();
     if (!training_.options.hidden_size) training_.options.hidden_size = hidden_size_of(training_.model);
   }
 
@@ -52,9 +54,10 @@ class Planner {
     const Config config = read(text, world_size);
     // Other numbers of ranks fill other numbers of hosts.
     const int on_host = request_.world_size / request_.hosts;
-    const ImaginedRanks ranks{.world_size = world_size,
-                              .on_gpu = request_.on_gpu,
-                              .shares_memory = !request_.on_gpu && world_size <= on_host};
+    ImaginedRanks ranks{.world_size = world_size,
+                        .on_gpu = request_.on_gpu,
+                        .shares_memory = !request_.on_gpu && world_size <= on_host};
+    if (config.mesh && config.mesh->pipeline > 1) return plan_stages(config, ranks);
     if (training_.forward && config.precision.autocast) {
       forget_forward("the config has torch_autocast, and LibTorch casts no tensors without memory");
     }
@@ -76,6 +79,22 @@ class Planner {
   const std::string& unknown_activations() const { return unknown_; }
 
  private:
+  // The plan of the stage that takes most. Stages send each other the shapes of activations, so they are
+  // planned in their order.
+  RankPlan plan_stages(const Config& config, ImaginedRanks ranks) const {
+    const MeshSizes sizes = config.mesh->resolved(ranks.world_size);
+    ranks.mail = std::make_shared<ImaginedMail>();
+    RankPlan largest;
+    std::vector<int64_t> memory;
+    for (int stage = 0; stage < sizes.pipeline; ++stage) {
+      ranks.rank = rank_at({.pipeline = stage}, sizes);
+      RankPlan plan = plan_rank(training_, config, ranks);
+      memory.push_back(plan.memory());
+      if (stage == 0 || plan.memory() > largest.memory()) largest = std::move(plan);
+    }
+    largest.stages = std::move(memory);
+    return largest;
+  }
   void forget_forward(std::string why) {
     training_.forward = nullptr;
     unknown_ = std::move(why);

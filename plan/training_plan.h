@@ -38,7 +38,9 @@ struct PlannedTraining {
   /// backward.
   PlannedForward forward = {};
   /// Of these mesh, tensor_plan, parameter_groups, attention_heads, bucket_numel, arguments and hidden_size
-  /// have an effect. An optimizer, a schedule or a pipeline of the program is refused.
+  /// have an effect. An optimizer or a schedule of the program is refused. If the mesh has pipeline stages,
+  /// windows of micro-batches like `pipeline->example` are planned in place of `forward`: its tensors may be
+  /// on any device, and are not read.
   InitializeOptions options = {};
   /// If set, called with each config that is read, for what the program adds to it: an optimizer.
   std::function<void(Config&)> complete = {};

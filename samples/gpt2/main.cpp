@@ -128,6 +128,13 @@ StartedStep start_step(const zerorun::DataPosition& position, Gpt2& model, zeror
   return step;
 }
 
+// A micro-batch for pipeline stages.
+zerorun::MicroBatch divided_batch(const at::Tensor& tokens, const at::Tensor& mask) {
+  zerorun::MicroBatch batch{.inputs = {tokens}, .labels = {Gpt2Impl::labels_of(tokens, mask)}};
+  if (mask.defined()) batch.inputs.push_back(mask);
+  return batch;
+}
+
 // Likewise of a model that is divided among pipeline stages: one call runs all micro-steps.
 StartedStep start_divided_step(const zerorun::DataPosition& position, zerorun::Engine& engine,
                                const Dataset& data) {
@@ -139,12 +146,10 @@ StartedStep start_divided_step(const zerorun::DataPosition& position, zerorun::E
   const int64_t micro_steps = engine.config().batch.gradient_accumulation_steps;
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
     const Batch batch = data.batch(position.numbers(micro_step));
-    zerorun::MicroBatch& samples = window.emplace_back();
-    samples.inputs.push_back(to_device(batch.tokens, engine.device()));
-    if (batch.attention_mask.defined())
-      samples.inputs.push_back(to_device(batch.attention_mask, engine.device()));
-    samples.labels.push_back(
-        to_device(Gpt2Impl::labels_of(batch.tokens, batch.attention_mask), engine.device()));
+    window.push_back(divided_batch(batch.tokens, batch.attention_mask));
+    for (zerorun::Tensors* tensors : {&window.back().inputs, &window.back().labels}) {
+      for (at::Tensor& tensor : *tensors) tensor = to_device(tensor, engine.device());
+    }
   }
   step.loss = engine.train_batch(window).to(at::kCPU, /*non_blocking=*/true);
   return step;
@@ -307,11 +312,26 @@ int print_plan_of(const ProgramOptions& options, const std::optional<zerorun::Me
   initialize_options.tensor_plan = model->tensor_plan();
   initialize_options.arguments = options.hyperparameters.arguments(options.steps);
   initialize_options.hidden_size = options.model.hidden;
-  const auto forward = [&](zerorun::Engine& engine) {
-    const int64_t rows = engine.config().batch.micro_batch_size_per_gpu;
-    const at::Tensor tokens = at::empty({rows, options.seq}, at::dtype(at::kLong).device(at::kMeta));
-    return model->loss(tokens, options.field.empty() ? at::Tensor() : at::empty_like(tokens));
+  // Tokens of a micro-batch, and their mask.
+  const auto inputs_of = [&](const zerorun::Config& config) {
+    const at::Tensor tokens = at::empty({config.batch.micro_batch_size_per_gpu, options.seq},
+                                        at::dtype(at::kLong).device(at::kMeta));
+    return std::pair(tokens, options.field.empty() ? at::Tensor() : at::empty_like(tokens));
   };
+  const auto forward = [&](zerorun::Engine& engine) {
+    const auto [tokens, mask] = inputs_of(engine.config());
+    return model->loss(tokens, mask);
+  };
+  if (options.pipeline > 1) {
+    const zerorun::Config config =
+        zerorun::load_config(options.deepspeed.config_file(), {.world_size = options.plan->world_size,
+                                                               .mesh = mesh,
+                                                               .arguments = initialize_options.arguments,
+                                                               .hidden_size = options.model.hidden});
+    const auto [tokens, mask] = inputs_of(config);
+    initialize_options.pipeline = model->pipeline();
+    initialize_options.pipeline->example = divided_batch(tokens, mask);
+  }
   return print_plan(zerorun::plan_training(*model, options.deepspeed.config_file(), *options.plan, forward,
                                            initialize_options));
 }

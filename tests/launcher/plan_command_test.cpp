@@ -165,7 +165,7 @@ TEST_CASE("plan: mistakes are named with their remedies") {
   refuses("--config bad.json --params 1M", "zero_optimization.stage");
   folder.write("stages.json",
                R"({"train_micro_batch_size_per_gpu": 1, "zerorun": {"mesh": {"pipeline": 2}}})");
-  refuses("--config stages.json --params 1M --world 2", "a plan knows no pipeline stages");
+  refuses("--config stages.json --params 1M --world 2", "nothing says how they divide the model");
   refuses("--config ds.json --model none", "none");
   refuses("--config ds.json --model text", "text");
   refuses("--config ds.json --model quantized.safetensors", "tensor weight has dtype U8");

@@ -93,6 +93,69 @@ void compare_with_training(const ProgramSetting& how) {
       std::chrono::seconds(60), false);
 }
 
+constexpr int kStages = 2;
+
+// GPT-2 among two stages of two data ranks each, `accumulation` micro-batches a step.
+InitializeOptions staged(samples::Gpt2Impl& model) {
+  InitializeOptions options;
+  options.mesh = MeshSizes{.pipeline = kStages};
+  options.pipeline = model.pipeline();
+  return options;
+}
+
+MicroBatch micro_batch(const at::Tensor& tokens) {
+  return {.inputs = {tokens}, .labels = {samples::Gpt2Impl::labels_of(tokens)}};
+}
+
+// Trains, and compares what each stage takes, and what the first one sends to the other.
+void compare_stages(const ProgramSetting& how) {
+  samples::Gpt2 shapes(kGpt2);
+  InitializeOptions options = staged(*shapes);
+  options.pipeline->example =
+      micro_batch(at::empty({kRows, kLength}, at::dtype(at::kLong).device(at::kMeta)));
+  const PlanReport report =
+      plan_training({.model = model_of(*shapes), .options = std::move(options)}, program_config(how), "test",
+                    {.world_size = how.ranks, .hosts = how.ranks, .with_others = false});
+  expect(report.plan.stages.size() == kStages, "a plan of each stage");
+  run_ranks(
+      how.ranks,
+      [&](std::shared_ptr<Communicator> communicator) {
+        samples::Gpt2 model(kGpt2);
+        InitializeOptions given = staged(*model);
+        given.communicator = communicator;
+        Engine engine = initialize(
+            *model, parse_config(program_config(how), "test", {.world_size = how.ranks, .mesh = given.mesh}),
+            std::move(given));
+        const at::Tensor tokens = at::arange(kRows * kLength).remainder(kGpt2.vocab).view({kRows, kLength});
+        const std::vector<MicroBatch> window(static_cast<size_t>(how.accumulation), micro_batch(tokens));
+        Communicator& stages = engine.mesh().along(MeshAxis::pipeline);
+        BytesByCategory peak;
+        note_peak(peak, engine);
+        int64_t activations = 0;
+        for (int step = 0; step < 3; ++step) {
+          stages.volume().reset();
+          const AllocatedBytes allocated;
+          engine.train_batch(window);
+          // Gathers of the first window, and what it sends of shapes, come once.
+          if (step > 0) activations = std::max(activations, allocated.peak());
+          note_peak(peak, engine);
+        }
+        const int own = engine.mesh().coordinates().pipeline;
+        const int64_t memory =
+            peak.model_states() + peak.buckets + peak.buffers + peak.gathered + activations;
+        check_near("stage " + std::to_string(own), report.plan.stages[static_cast<size_t>(own)], memory,
+                   0.05);
+        // Activations of 32 bits go one way and their gradients the other; each list is announced by a
+        // number.
+        const double elements = how.accumulation * static_cast<double>(kRows * kLength * kGpt2.hidden);
+        const double sent = stages.volume().elements_of_messages();
+        expect(sent - elements >= 0 && sent - elements <= how.accumulation, "elements that are sent");
+        const double planned = report.plan.sent.passed_bytes / (how.is_bf16 ? 2 : 4);
+        expect(planned == elements, "planned " + std::to_string(planned) + ", sent " + std::to_string(sent));
+      },
+      std::chrono::seconds(60), false);
+}
+
 struct ReadsValue : torch::nn::Module {
   ReadsValue() : weight(register_parameter("weight", at::ones({8}))) {}
   at::Tensor loss(const at::Tensor& x) { return (weight * x).sum() * (x.sum().item<double>() > 0 ? 1 : 2); }
@@ -118,6 +181,22 @@ TEST_CASE("A plan of a program has the activations of its training") {
                              .accumulation = 1 + recompute % 2};
     CAPTURE(how.stage, how.is_bf16, how.is_masked, how.recompute, how.ranks, how.accumulation);
     CHECK_NOTHROW(compare_with_training(how));
+  }
+  at::globalContext().setUserEnabledMkldnn(with_onednn);
+}
+
+TEST_CASE("A plan of pipeline stages has what each of them takes and sends") {
+  const bool with_onednn = at::globalContext().userEnabledMkldnn();
+  at::globalContext().setUserEnabledMkldnn(false);
+  for (const auto& [stage, precision, accumulation] : settings(3, 2, 2)) {
+    const ProgramSetting how{.stage = stage,
+                             .is_bf16 = precision == 1,
+                             .is_masked = false,
+                             .recompute = stage == 1 ? R"("every": 1)" : "",
+                             .ranks = 2 * kStages,
+                             .accumulation = accumulation == 0 ? 3 : 9};
+    CAPTURE(how.stage, how.is_bf16, how.recompute, how.accumulation);
+    CHECK_NOTHROW(compare_stages(how));
   }
   at::globalContext().setUserEnabledMkldnn(with_onednn);
 }
