@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "tests/cuda/fake_nccl.h"
 #include "tests/cuda/nccl_rank.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun {
 namespace {
