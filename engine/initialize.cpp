@@ -128,8 +128,7 @@ Engine initialize(Model model, const Config& given, InitializeOptions options) {
   Mesh mesh = make_mesh(config, options, options.communicator ? options.communicator : connect());
   check_data_size(config, mesh);
   check_replicas(config, mesh);
-  make_near_groups(config, mesh);
-  make_summing_groups(config, mesh);
+  make_neighbour_groups(config, mesh);
   check_not_on_meta(model, mesh.world().device().location());
   std::optional<DividedModel> divided;
   const auto divide = [&] { divided = divide_model(model, config, options, mesh); };

@@ -113,6 +113,8 @@ void check_replicas(const Config& config, const Mesh& mesh) {
   }
 }
 
+namespace {
+
 void make_near_groups(const Config& config, Mesh& mesh) {
   constexpr char kKey[] = "zero_optimization.zero_hpz_partition_size";
   const Communicator& ranks = mesh.shards();
@@ -138,15 +140,22 @@ void make_near_groups(const Config& config, Mesh& mesh) {
   }
 }
 
-bool quantizes_gradients(const Config& config, const Mesh& mesh) {
-  return config.zero.quantized_gradients && mesh.shards().world_size() > 1 && !mesh.shards().shares_memory();
-}
-
 void make_summing_groups(const Config& config, Mesh& mesh) {
   const std::vector<int> sizes = mesh.shards().sum_groups();
   const bool are_equal = std::ranges::adjacent_find(sizes, std::ranges::not_equal_to()) == sizes.end();
   if (quantizes_gradients(config, mesh) && !sizes.empty() && are_equal)
     mesh.make_summing_groups(sizes.front());
+}
+
+}  // namespace
+
+bool quantizes_gradients(const Config& config, const Mesh& mesh) {
+  return config.zero.quantized_gradients && mesh.shards().world_size() > 1 && !mesh.shards().shares_memory();
+}
+
+void make_neighbour_groups(const Config& config, Mesh& mesh) {
+  make_near_groups(config, mesh);
+  make_summing_groups(config, mesh);
 }
 
 void check_data_size(const Config& config, const Mesh& mesh) {

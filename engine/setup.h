@@ -33,14 +33,13 @@ Mesh make_mesh(const Config& config, const InitializeOptions& options, std::shar
 
 /// Throws UserError if the mesh has replicas, and a setting of the config cannot be used with them.
 void check_replicas(const Config& config, const Mesh& mesh);
-/// Makes the groups in which parameters have second copies, as the config's zero_hpz_partition_size says, if
-/// they have something to do. A collective. Throws UserError if the ranks cannot be divided so.
-void make_near_groups(const Config& config, Mesh& mesh);
 /// Whether gradients are sent in 8 bits: ranks that share memory send none.
 bool quantizes_gradients(const Config& config, const Mesh& mesh);
-/// If they are, makes the groups of ranks that are summed exactly before that: those that sums over CPU
-/// tensors add first (zerorun.sum_group), unless some have other sizes. A collective.
-void make_summing_groups(const Config& config, Mesh& mesh);
+/// Makes the groups of neighbouring ranks that the config asks for, if they have something to do: those in
+/// which parameters have second copies (zero_hpz_partition_size), and those that are summed exactly before
+/// gradients are sent in 8 bits (the groups of sums over CPU tensors, if all have one size). A collective.
+/// Throws UserError if the ranks cannot be divided so.
+void make_neighbour_groups(const Config& config, Mesh& mesh);
 
 /// Throws UserError if the config's batch sizes were resolved for another number of data ranks.
 void check_data_size(const Config& config, const Mesh& mesh);

@@ -89,7 +89,7 @@ StateTraining::StateTraining(const StateCase& how, int stage, const std::string&
     options.optimizer = client.get();
   }
   Mesh mesh = config.mesh ? Mesh(communicator, *config.mesh) : Mesh(communicator);
-  make_near_groups(config, mesh);
+  make_neighbour_groups(config, mesh);
   state = std::make_shared<EngineState>(model_of(*model), config, mesh,
                                         collect_parameters(model_of(*model), config, options), options);
   engine = std::make_unique<Engine>(state);
