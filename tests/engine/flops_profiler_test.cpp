@@ -43,7 +43,7 @@ void check_modules(const FlopTotals& totals, const samples::Gpt2Options& model, 
     if (path.ends_with("attn.c_attn")) return 3 * square;
     if (path.ends_with("attn.c_proj")) return square;
     if (path.ends_with("mlp.c_fc") || path.ends_with("mlp.c_proj")) return 4 * square;
-    if (path.ends_with("attn")) return scores;
+    if (path.ends_with(".attn")) return scores;
     if (path.find(".h.") != std::string::npos) return 0;
     return {};  // the head's product has the embedding's weight
   };
@@ -54,7 +54,7 @@ void check_modules(const FlopTotals& totals, const samples::Gpt2Options& model, 
       for (size_t phase = 0; phase < others.size(); ++phase) others[phase] += module.flops[phase];
       continue;
     }
-    const bool is_attention = module.path.ends_with("attn");
+    const bool is_attention = module.path.ends_with(".attn");
     expect_equal(module.flops[0], *forward, "forward of " + module.path);
     expect_equal(module.flops[1], is_attention ? *forward * 5 / 2 : 2 * *forward,
                  "backward of " + module.path);

@@ -110,7 +110,7 @@ TEST_CASE("A block that computes otherwise when it is recomputed is refused by n
     expect_throws(
         [&] { train_marked(loss_of, true, communicator); },
         "block first computes otherwise when it is recomputed: output 1 is Float of sizes [2, 4], before "
-        "Float of sizes [3, 4]; operator 2 of 2 is SliceBackward0, before there was none",
+        "Float of sizes [3, 4]; operator 3 of 3 is SliceBackward0, before there was none",
         "another shape");
   });
 }
@@ -132,13 +132,13 @@ TEST_CASE("An operator that a recomputation does not repeat is named") {
                     operator_text);
     });
   };
-  check("operator 3 of 4 is SinBackward0, before CosBackward0",
+  check("operator 4 of 5 is SinBackward0, before CosBackward0",
         [](const at::Tensor& y, bool is_again) { return is_again ? y.sin() : y.cos(); });
-  check("operator 3 of 4 is MulBackward0, before SumBackward1",
+  check("operator 4 of 5 is MulBackward0, before SumBackward1",
         [](const at::Tensor& y, bool is_again) { return is_again ? y * y : y; });
-  check("operator 4 of 4, SumBackward1, is missing",
-        [](const at::Tensor& y, bool is_again) { return is_again ? y : y; });
-  check("operator 3 of 4 is SliceBackward0, whose result has other sizes or another dtype than before",
+  check("operator 4 of 4 is SumBackward1, before MulBackward0",
+        [](const at::Tensor& y, bool is_again) { return is_again ? y : y * y; });
+  check("operator 4 of 5 is SliceBackward0, whose result has other sizes or another dtype than before",
         [](const at::Tensor& y, bool is_again) { return y.narrow(1, 0, is_again ? 2 : 3); });
 }
 
