@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <typeinfo>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -23,12 +24,12 @@ std::string name_of(std::type_index node) {
   return name.substr(name.rfind(':') + 1);
 }
 
-// One node class of LibTorch; its header declares all of them.
-bool is_cast(const Node& node) {
-  thread_local std::type_index cast = typeid(void);
-  const std::type_index type = typeid(node);
-  if (cast == typeid(void) && name_of(type) == "ToCopyBackward0") cast = type;
-  return type == cast;
+bool is_cast(std::type_index node) {
+  thread_local std::unordered_map<std::type_index, bool>
+      known;  // LibTorch declares the class in a large header
+  const auto [found, is_new] = known.try_emplace(node, false);
+  if (is_new) found->second = name_of(node) == "ToCopyBackward0";
+  return found->second;
 }
 
 size_t hash_of_results(const Node& node) {
@@ -69,7 +70,7 @@ std::vector<BlockOperator> operators_behind(const Tensors& outputs, uint64_t beg
   while (!waiting.empty()) {
     const Node* node = waiting.back();
     waiting.pop_back();
-    if (!is_cast(*node)) found.push_back(node);
+    if (!is_cast(typeid(*node))) found.push_back(node);
     for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
   }
   std::ranges::sort(found, {}, [](const Node* node) { return node->sequence_nr(); });

@@ -12,7 +12,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -20,6 +22,7 @@
 #include "activations/forward_state.h"
 #include "activations/measured_memory.h"
 #include "base/error.h"
+#include "base/log.h"
 
 namespace zerorun {
 namespace {
@@ -253,17 +256,27 @@ std::string difference_of(const Tensors& outputs, const std::vector<TensorFacts>
   return "";
 }
 
-// `first_operator`: of the recomputation.
+// True the first time that a block of this name is asked for.
+bool is_first_of(const std::string& block) {
+  static std::mutex mutex;
+  static std::set<std::string> blocks;
+  const std::lock_guard lock(mutex);
+  return blocks.insert(block).second;
+}
+
+// Other operators are no error: LibTorch compiles a TorchScript function at its first calls, and makes the
+// nodes of views anew. `first_operator`: of the recomputation.
 void check_same(const Pending& pending, const Tensors& outputs, uint64_t first_operator) {
-  std::string differs = difference_of(outputs, pending.outputs);
+  const std::string differs = difference_of(outputs, pending.outputs);
   const std::string operators =
       describe_difference(operators_behind(outputs, first_operator), pending.operators);
-  if (differs.empty() && operators.empty()) return;
-  if (!differs.empty() && !operators.empty()) differs += "; ";
-  throw UserError(
-      "block " + pending.block->name + " computes otherwise when it is recomputed: " + differs + operators +
-      ": it must compute the same from the same inputs (leave the block out of recomputation, or do "
-      "not change in between what it depends on)");
+  const std::string begin = "block " + pending.block->name + " computes otherwise when it is recomputed: ";
+  const std::string remedy =
+      ": it must compute the same from the same inputs (leave the block out of recomputation, or do not "
+      "change in between what it depends on)";
+  if (!differs.empty())
+    throw UserError(begin + differs + (operators.empty() ? "" : "; ") + operators + remedy);
+  if (!operators.empty() && is_first_of(pending.block->name)) log_warning(begin + operators + remedy);
 }
 
 Tensors compute_again(const Pending& pending, const Tensors& inputs) {

@@ -158,14 +158,16 @@ std::unique_ptr<at::ObserverContext> on_operator(const at::RecordFunction& funct
   if (!is_counted && !(counted && counted->modules)) return nullptr;
   auto running = std::make_unique<Running>();
   running->counted = counted;
-  running->is_counted = is_counted;
   if (counted) {
     const std::lock_guard lock(counted->mutex);
     if (counted->modules) running->before = counted->modules->enter(function.inputs());
     if (is_counted && counted_around == 0)
       add_flops(*counted, function.name(), formula->second(function.inputs()));
   }
-  if (is_counted) ++counted_around;
+  if (is_counted) {
+    running->is_counted = true;
+    ++counted_around;
+  }
   return running;
 }
 

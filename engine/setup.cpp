@@ -150,7 +150,11 @@ void make_summing_groups(const Config& config, Mesh& mesh) {
 }  // namespace
 
 bool quantizes_gradients(const Config& config, const Mesh& mesh) {
-  return config.zero.quantized_gradients && mesh.shards().world_size() > 1 && !mesh.shards().shares_memory();
+  const Communicator& ranks = mesh.shards();
+  const int last = ranks.world_size() - 1;
+  const bool is_one_group = config.sum_group > 0 && ranks.rank_in_job(0) / config.sum_group ==
+                                                        ranks.rank_in_job(last) / config.sum_group;
+  return config.zero.quantized_gradients && last > 0 && !ranks.shares_memory() && !is_one_group;
 }
 
 void make_neighbour_groups(const Config& config, Mesh& mesh) {

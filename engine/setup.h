@@ -33,7 +33,8 @@ Mesh make_mesh(const Config& config, const InitializeOptions& options, std::shar
 
 /// Throws UserError if the mesh has replicas, and a setting of the config cannot be used with them.
 void check_replicas(const Config& config, const Mesh& mesh);
-/// Whether gradients are sent in 8 bits: ranks that share memory send none.
+/// Whether gradients are sent in 8 bits: ranks that share memory send none, and those of one group of sums
+/// (zerorun.sum_group) are summed exactly.
 bool quantizes_gradients(const Config& config, const Mesh& mesh);
 /// Makes the groups of neighbouring ranks that the config asks for, if they have something to do: those in
 /// which parameters have second copies (zero_hpz_partition_size), and those that are summed exactly before

@@ -192,6 +192,7 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
   std::optional<CsvLog> csv;
   if (talks && !options.csv.empty()) csv.emplace(options.csv, first);
   const int64_t tokens_per_step = data.train_batch_size() * options.seq;
+  const bool holds = engine.holds_generations();  // here the same on all ranks: finish() is a collective
   zerorun::LiveLine live(engine, {.steps = options.steps, .tokens_per_step = tokens_per_step});
   std::optional<StepRecord> first_record, last_record;
   const auto begin = std::chrono::steady_clock::now();
@@ -214,7 +215,7 @@ void train(const ProgramOptions& options, Gpt2& model, zerorun::Engine& engine, 
     } else {
       started = start_step(position, model, engine, data, finish);
     }
-    if (engine.holds_generations()) finish();  // a restart from memory begins behind advance()
+    if (holds) finish();  // a restart from memory begins behind advance()
     position.advance(engine.config().batch.gradient_accumulation_steps);
     const bool ends = engine.should_stop() || step + 1 == options.steps;
     const auto is_due = [&](int64_t every) { return every > 0 && (step + 1) % every == 0; };

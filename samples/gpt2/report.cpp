@@ -45,6 +45,8 @@ std::string traffic_report(zerorun::Engine& engine, int64_t parameters, int64_t 
   std::string report =
       format("sent per micro-step, in (N-1)/N x parameters: %.3f gathered, %.3f reduced\n",
              sent(zerorun::Collective::all_gather), sent(zerorun::Collective::reduce_scatter));
+  if (const double bytes = shards.volume().elements_of_messages(); bytes > 0)
+    report += format("gradients in 8 bits, likewise: %.3f bytes\n", bytes / unit);
   const zerorun::ResidencyReport residency = engine.residency();
   if (residency.peak_resident_bytes == 0) return report;
   return report + format(

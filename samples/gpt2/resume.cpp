@@ -1,6 +1,8 @@
 #include "samples/gpt2/resume.h"
 
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -34,6 +36,22 @@ void check_data(const std::string& flag, const Dataset& data, const std::string&
         "of --data with --new-data");
 }
 
+// Whether this first start of a run under zerorun --hold_every holds generations. load_newest() would restore
+// what an earlier run has saved, in place of what the flags ask for.
+bool holds_from_start(const ProgramOptions& options, zerorun::Engine& engine) {
+  if (std::getenv("ZERORUN_HELD_MEMORY") == nullptr || options.save_dir.empty()) return false;
+  const bool has_saves = std::filesystem::exists(std::filesystem::path(options.save_dir) / "latest");
+  if (options.resume.empty() && !has_saves) return true;
+  if (engine.communicator().rank() == 0) {
+    std::fprintf(
+        stderr,
+        "gpt2: --hold_every: until a restart no state is held in memory, because %s: give a --save-dir "
+        "without checkpoints, and no --resume\n",
+        has_saves ? "--save-dir has checkpoints" : "the run begins with --resume");
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string client_state(const Dataset& data) {
@@ -42,10 +60,8 @@ std::string client_state(const Dataset& data) {
 
 zerorun::RestoredCheckpoint resume(const ProgramOptions& options, const Dataset& data,
                                    zerorun::Engine& engine, zerorun::DataPosition& position) {
-  // Of zerorun --max_restarts; the second one is set from the first start on, with --hold_every.
-  const bool goes_on =
-      std::getenv("ZERORUN_RESTARTS") != nullptr || std::getenv("ZERORUN_HELD_MEMORY") != nullptr;
-  if (goes_on && !options.save_dir.empty()) {
+  const bool is_restart = std::getenv("ZERORUN_RESTARTS") != nullptr;
+  if ((is_restart && !options.save_dir.empty()) || holds_from_start(options, engine)) {
     if (auto own =
             engine.load_newest(options.save_dir, {.client_state = [&data] { return client_state(data); }})) {
       check_data("--save-dir " + options.save_dir, data, own->client_state, engine, position);

@@ -134,6 +134,25 @@ TEST_CASE("Convolutions have the operations of their formula, strided, grouped a
   CHECK(counter.totals().of(FlopPhase::forward) == forward + 2 * (2 * 6 * 5 * 5) * (2 * 3 * 3));
 }
 
+TEST_CASE("An operator that cannot be counted leaves the count of others as it is") {
+  const auto product = [] {
+    const FlopCounter counter;
+    at::mm(at::ones({2, 3}), at::ones({3, 4}));
+    return counter.totals().of(FlopPhase::forward);
+  };
+  const int64_t expected = product();
+  {
+    const FlopCounter counter;
+    const at::Tensor nested = at::_nested_tensor_from_tensor_list({at::ones({2, 3}), at::ones({2, 3})});
+    try {
+      at::bmm(nested, nested.transpose(1, 2).contiguous());
+    } catch (const c10::Error&) {  // it has no sizes
+    }
+  }
+  CHECK(expected == 2 * 2 * 3 * 4);
+  CHECK(product() == expected);
+}
+
 TEST_CASE("The profiler reports the one step that the config names, on rank 0") {
   const TemporaryFolder folder;
   const auto log_of = [&](const std::string& keys) {

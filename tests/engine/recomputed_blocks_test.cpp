@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "activations/block_operators.h"
 #include "activations/recomputable.h"
 #include "base/error.h"
 #include "engine/engine.h"
@@ -18,6 +19,7 @@
 #include "tests/engine/recomputed_model.h"
 #include "tests/support/expectations.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/stderr_capture.h"
 
 namespace zerorun::testing {
 
@@ -115,31 +117,48 @@ TEST_CASE("A block that computes otherwise when it is recomputed is refused by n
   });
 }
 
-TEST_CASE("An operator that a recomputation does not repeat is named") {
-  using Change = std::function<at::Tensor(const at::Tensor& y, bool is_again)>;
-  const auto check = [](const std::string& operator_text, const Change& change) {
-    run_ranks(1, [&](auto communicator) {
-      int calls = 0;
-      const auto loss_of = [&](Marked& model, int step) {
-        const auto block = [&](const at::Tensor& x) {
-          const bool is_again = calls++ % 2 == 1;
-          return change(torch::relu(model.first(x)), is_again).sum({1});
-        };
-        return recomputable(*model.first, block, values({3, 4}, step)).sum();
-      };
-      expect_throws([&] { train_marked(loss_of, true, communicator); },
-                    "block first computes otherwise when it is recomputed: " + operator_text + ": it must",
-                    operator_text);
-    });
+TEST_CASE("The first operator that a recomputation does not repeat is named") {
+  using Change = std::function<at::Tensor(const at::Tensor& y)>;
+  const at::Tensor x = values({3, 4}, 1).requires_grad_();
+  const auto operators_of = [&](const Change& change) {
+    const uint64_t begin = next_operator();
+    return operators_behind({change(torch::relu(x)).sum({1})}, begin);
   };
-  check("operator 4 of 5 is SinBackward0, before CosBackward0",
-        [](const at::Tensor& y, bool is_again) { return is_again ? y.sin() : y.cos(); });
-  check("operator 4 of 5 is MulBackward0, before SumBackward1",
-        [](const at::Tensor& y, bool is_again) { return is_again ? y * y : y; });
-  check("operator 4 of 4 is SumBackward1, before MulBackward0",
-        [](const at::Tensor& y, bool is_again) { return is_again ? y : y * y; });
-  check("operator 4 of 5 is SliceBackward0, whose result has other sizes or another dtype than before",
-        [](const at::Tensor& y, bool is_again) { return y.narrow(1, 0, is_again ? 2 : 3); });
+  const auto difference = [&](const Change& now, const Change& before) {
+    return describe_difference(operators_of(now), operators_of(before));
+  };
+  const auto as_it_is = [](const at::Tensor& y) { return y; };
+  const auto sine = [](const at::Tensor& y) { return y.sin(); };
+  CHECK(difference(sine, sine).empty());
+  CHECK(difference(sine, [](const at::Tensor& y) { return y.cos(); }) ==
+        "operator 2 of 3 is SinBackward0, before CosBackward0");
+  CHECK(difference(sine, as_it_is) == "operator 2 of 3 is SinBackward0, before SumBackward1");
+  CHECK(difference(as_it_is, sine) == "operator 2 of 2 is SumBackward1, before SinBackward0");
+  CHECK(difference([](const at::Tensor& y) { return y.narrow(1, 0, 2); },
+                   [](const at::Tensor& y) { return y.narrow(1, 0, 3); }) ==
+        "operator 2 of 3 is SliceBackward0, whose result has other sizes or another dtype than before");
+  CHECK(difference([](const at::Tensor& y) { return y.to(at::kDouble).to(at::kFloat); }, as_it_is).empty());
+}
+
+TEST_CASE("Other operators with results of the same sizes are a warning, once for each block") {
+  StderrCapture capture;
+  run_ranks(1, [&](auto communicator) {
+    int calls = 0;
+    const auto loss_of = [&](Marked& model, int step) {
+      const auto block = [&](const at::Tensor& x) {
+        const at::Tensor y = model.first(x);
+        return ++calls % 2 == 1 ? y.sin() : y.cos();
+      };
+      return recomputable(*model.first, block, values({3, 4}, step)).sum();
+    };
+    train_marked(loss_of, true, communicator);
+  });
+  const std::string text =
+      "block first computes otherwise when it is recomputed: operator 3 of 3 is CosBackward0, before "
+      "SinBackward0: it must";
+  const std::string log = capture.text();
+  CHECK(log.find(text) != std::string::npos);
+  CHECK(log.find(text) == log.rfind(text));
 }
 
 TEST_CASE("autograd::grad(), double backward and inputs that were overwritten are refused by name") {
