@@ -1,5 +1,6 @@
 // Training with a model that is divided among pipeline stages: a window of micro-batches is one call.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -124,10 +125,10 @@ void agree_on_batch(Communicator& world, const std::string& call, size_t micro_b
   const Failure failure = failure_of(check);
   const std::string label = "the beginning of " + call;
   const at::Tensor counts = at::zeros({world.world_size()}, at::kLong);
-  int64_t* by_rank = counts.mutable_data_ptr<int64_t>();
-  by_rank[world.rank()] = failure ? -1 : static_cast<int64_t>(micro_batches);
-  world.all_reduce(counts, label)->wait();
-  const std::span<const int64_t> all(by_rank, static_cast<size_t>(world.world_size()));
+  const at::Tensor own = at::full({1}, failure ? -1 : static_cast<int64_t>(micro_batches), at::kLong);
+  world.all_gather(counts, own, label)->wait();
+  const std::span<const int64_t> all(counts.const_data_ptr<int64_t>(),
+                                     static_cast<size_t>(world.world_size()));
   if (std::ranges::find(all, -1) != all.end()) raise_first(exchange_texts(failure.encoded(), world, label));
   const auto other = std::ranges::find_if(all, [&](int64_t count) { return count != all[0]; });
   if (other == all.end()) return;
