@@ -1,6 +1,5 @@
 // Training with a model that is divided among pipeline stages: a window of micro-batches is one call.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -11,6 +10,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/activity_board.h"
 #include "base/error.h"
@@ -124,16 +124,21 @@ template <typename Check>
 void agree_on_batch(Communicator& world, const std::string& call, size_t micro_batches, const Check& check) {
   const Failure failure = failure_of(check);
   const std::string label = "the beginning of " + call;
-  const at::Tensor counts = at::zeros({world.world_size()}, at::kLong);
-  const at::Tensor own = at::full({1}, failure ? -1 : static_cast<int64_t>(micro_batches), at::kLong);
-  world.all_gather(counts, own, label)->wait();
-  const std::span<const int64_t> all(counts.const_data_ptr<int64_t>(),
-                                     static_cast<size_t>(world.world_size()));
-  if (std::ranges::find(all, -1) != all.end()) raise_first(exchange_texts(failure.encoded(), world, label));
-  const auto other = std::ranges::find_if(all, [&](int64_t count) { return count != all[0]; });
-  if (other == all.end()) return;
-  throw UserError(call + "(): rank 0 gives " + std::to_string(all[0]) + " micro-batches, and rank " +
-                  std::to_string(other - all.begin()) + " gives " + std::to_string(*other) +
+  // Only equal numbers have no variance.
+  const at::Tensor sums = at::zeros({3}, at::kLong);
+  int64_t* sum = sums.mutable_data_ptr<int64_t>();
+  const auto own = static_cast<int64_t>(micro_batches);
+  sum[0] = failure ? 1 : 0;
+  sum[1] = own;
+  sum[2] = own * own;
+  world.all_reduce(sums, label)->wait();
+  if (sum[0] > 0) raise_first(exchange_texts(failure.encoded(), world, label));
+  if (world.world_size() * sum[2] == sum[1] * sum[1]) return;
+  const std::vector<std::string> counts = exchange_texts(std::to_string(own), world, label);
+  const auto other =
+      std::ranges::find_if(counts, [&](const std::string& count) { return count != counts[0]; });
+  throw UserError(call + "(): rank 0 gives " + counts[0] + " micro-batches, and rank " +
+                  std::to_string(other - counts.begin()) + " gives " + *other +
                   ": give as many on all ranks");
 }
 

@@ -160,7 +160,7 @@
       stackedGraph: figure.stacked,
       stepPlot: figure.id === 'scale',
       fillAlpha: 0.55,
-      includeZero: figure.stacked || figure.id === 'speed' || figure.id.startsWith('sent'),
+      includeZero: figure.stacked || ['speed', 'tokens'].includes(figure.id) || figure.id.startsWith('sent'),
       connectSeparatedPoints: true,
       drawPoints: rows.length < 3,
       pointSize: 3,
@@ -326,7 +326,7 @@
       training.append(make('p', {}, 'There is no loss in the log: the program calls loss.backward() itself. ' +
         'It may call engine.backward(loss) instead.'));
     figures(training, figuresOf('loss', 'norm', 'lr', 'scale'));
-    figures(section('speed', 'Speed'), figuresOf('speed', 'seconds'));
+    figures(section('speed', 'Speed'), figuresOf('tokens', 'speed', 'seconds'));
     figures(section('memory', 'Memory'), figuresOf('memory'), data.runs.filter((run) => run.bars.length).map(bars));
     if (figuresOf('sent').length) figures(section('sent', 'Communication'), figuresOf('sent'));
     Dygraph.synchronize(graphs.map((one) => one.dygraph), {selection: true, zoom: true, range: false});
