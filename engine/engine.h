@@ -171,8 +171,9 @@ class Engine {
   /// the engine holds generations from now on (docs/restarts.md).
   std::optional<RestoredCheckpoint> load_newest(const std::filesystem::path& directory,
                                                 const RestoreOptions& options = {});
-  /// Whether this run holds generations in memory. A restart may begin right behind a step, so then what the
-  /// program writes about it must be written before DataPosition::advance(), or step() without one.
+  /// Whether this rank holds generations in memory. A restart may begin right behind a step, so then what the
+  /// program writes about it must be written before DataPosition::advance(), or step() without one. The same
+  /// on all ranks after load_newest(); later a rank whose copy fails holds none any more.
   bool holds_generations() const;
   /// From now on checkpoints have this position, and loading one restores it (if the checkpoint has one, and
   /// RestoreOptions::counters is true). Divides micro-batches among mesh().data(). All ranks must call it
