@@ -11,48 +11,50 @@
 
 namespace zerorun {
 
-// Messages that are under way. The group of index `own` is this rank's.
+// A sum whose messages are under way.
 class QuantizedReductions::Reduction final : public Work {
  public:
-  Reduction(at::Tensor output, at::Tensor part, int64_t own)
-      : output_(std::move(output)), part_(std::move(part)), own_(own) {}
+  /// `part`: this rank's slice of its group's sum. Exchanges with other groups follow, in their order.
+  Reduction(at::Tensor output, at::Tensor part) : output_(std::move(output)), part_(std::move(part)) {}
 
-  // The group's messages, in the order of the groups.
+  /// `other`: the rank of the next group; `sums`: that rank's slice of this group's sum.
   void exchange(Communicator& ranks, int other, const at::Tensor& sums, const std::string& label) {
-    sent_.push_back(ranks.send(quantized(sums), other, label));
-    bytes_.push_back(at::empty({quantized_bytes(sums.numel())}, sums.options().dtype(at::kByte)));
-    received_.push_back(ranks.receive(bytes_.back(), other, label));
+    Exchange& next = exchanges_.emplace_back();
+    next.sent = ranks.send(quantized(sums), other, label);
+    next.bytes = at::empty({quantized_bytes(sums.numel())}, sums.options().dtype(at::kByte));
+    next.received = ranks.receive(next.bytes, other, label);
   }
+  /// The next group is this rank's.
+  void skip_own() { exchanges_.emplace_back(); }
 
   void wait() override {
     const c10::NoGradGuard no_grad;
     const AllocatingFor scope(MemoryUse::messages);
-    at::Tensor sum, values;
-    const auto add = [&](const at::Tensor& more) {
-      if (sum.defined()) {
-        sum.add_(more);
-      } else {
-        sum = more.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    const at::Tensor sum = at::zeros_like(part_, at::kFloat), values = at::empty_like(sum);
+    for (const Exchange& each : exchanges_) {
+      if (!each.received) {
+        sum.add_(part_);
+        continue;
       }
-    };
-    for (size_t index = 0; index <= received_.size(); ++index) {
-      if (static_cast<int64_t>(index) == own_) add(part_);
-      if (index == received_.size()) break;
-      received_[index]->wait();
-      if (!values.defined()) values = at::empty({part_.numel()}, part_.options().dtype(at::kFloat));
-      dequantize(bytes_[index], values);
-      add(values);
+      each.received->wait();
+      dequantize(each.bytes, values);
+      sum.add_(values);
     }
     output_.copy_(sum);
-    for (const std::unique_ptr<Work>& each : sent_) each->wait();
+    for (const Exchange& each : exchanges_) {
+      if (each.sent) each.sent->wait();
+    }
   }
 
  private:
+  struct Exchange {
+    std::unique_ptr<Work> sent, received;
+    at::Tensor bytes;  // that are received
+  };
+
   at::Tensor output_;
-  at::Tensor part_;  // this rank's slice of its group's sum
-  int64_t own_;
-  std::vector<std::unique_ptr<Work>> sent_, received_;  // by group, without this rank's own
-  std::vector<at::Tensor> bytes_;                       // likewise: what is received
+  at::Tensor part_;
+  std::vector<Exchange> exchanges_;  // by group; that of this rank's own is empty
 };
 
 QuantizedReductions::QuantizedReductions(bool enabled, Communicator& ranks, Communicator* group)
@@ -82,10 +84,13 @@ std::unique_ptr<Work> QuantizedReductions::reduce_scatter(const at::Tensor& outp
   const AllocatingFor scope(MemoryUse::messages);
   const at::Tensor sums = sums_of_group(input, label).view({groups(), -1});
   const int64_t own = ranks_->rank() / members(), place = ranks_->rank() % members();
-  auto reduction = std::make_unique<Reduction>(output, sums[own], own);
+  auto reduction = std::make_unique<Reduction>(output, sums[own]);
   for (int64_t group = 0; group < groups(); ++group) {
-    if (group != own)
+    if (group == own) {
+      reduction->skip_own();
+    } else {
       reduction->exchange(*ranks_, static_cast<int>(group * members() + place), sums[group], label);
+    }
   }
   return reduction;
 }
