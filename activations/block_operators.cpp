@@ -25,8 +25,8 @@ std::string name_of(std::type_index node) {
 }
 
 bool is_cast(std::type_index node) {
-  thread_local std::unordered_map<std::type_index, bool>
-      known;  // LibTorch declares the class in a large header
+  // By name, because LibTorch declares the class in a header of all its nodes.
+  thread_local std::unordered_map<std::type_index, bool> known;
   const auto [found, is_new] = known.try_emplace(node, false);
   if (is_new) found->second = name_of(node) == "ToCopyBackward0";
   return found->second;

@@ -122,7 +122,6 @@ void Recomputation::add(const std::string& name, const BlockCost& cost) {
 }
 
 bool Recomputation::compares(const std::string& name) {
-  if (!home_.tensor_ranks) return false;
   const std::lock_guard lock(mutex_);
   return compared_.insert(name).second;
 }

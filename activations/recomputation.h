@@ -53,7 +53,7 @@ class Recomputation {
   /// Whether recomputations are to be timed and measured.
   bool measures() const;
   void add(const std::string& name, const BlockCost& cost);
-  /// Whether this is the first of the parts of a block's inputs, which are compared with the whole ones.
+  /// Whether this is the first block of this name, whose recomputation is compared with its forward.
   bool compares(const std::string& name);
 
   /// Whether the budget is still to be spent.

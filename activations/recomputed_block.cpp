@@ -12,9 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <mutex>
 #include <optional>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -105,8 +103,9 @@ struct Pending : torch::CustomClassHolder {
   AutocastState autocast;
   std::vector<std::optional<KeptInput>> inputs;  // absent: undefined
   std::vector<TensorFacts> outputs;
-  std::vector<BlockOperator> operators;
-  std::vector<uint32_t> versions;  // of the block's parameters
+  bool is_compared = false;              // operator by operator: the first one of its name
+  std::vector<BlockOperator> operators;  // if so
+  std::vector<uint32_t> versions;        // of the block's parameters
   bool has_anchor = false;
   bool has_whole = false;  // the inputs of which parts are kept are saved whole too, to be compared
 };
@@ -156,9 +155,10 @@ Tensors run_forward(Pending& pending, const Tensors& inputs, const Tensors& leav
   pending.generators.emplace(pending.devices);
   const AutocastCacheOff cache_off;
   const InsideBlock inside(pending.outer_depth);
+  pending.is_compared = !drops_graph && pending.block->recomputation->compares(pending.block->name);
   const uint64_t begin = next_operator();
   Tensors outputs = call_with_graph(pending, inputs, leaves);
-  pending.operators = operators_behind(outputs, begin);
+  if (pending.is_compared) pending.operators = operators_behind(outputs, begin);
   if (pending.generators->are_current()) pending.generators.reset();
   for (const at::Tensor& output : outputs) pending.outputs.push_back(facts_of(output));
   pending.versions = versions_of(pending.block->parameters);
@@ -200,7 +200,7 @@ Tensors keep(Pending& pending, const Tensors& inputs) {
     saved.push_back(kept->saved());
     if (kept->is_part()) whole.push_back(input);
   }
-  pending.has_whole = !whole.empty() && !drops_graph && recomputation.compares(pending.block->name);
+  pending.has_whole = !whole.empty() && pending.is_compared;
   if (pending.has_whole) saved.insert(saved.end(), whole.begin(), whole.end());
   return saved;
 }
@@ -256,27 +256,21 @@ std::string difference_of(const Tensors& outputs, const std::vector<TensorFacts>
   return "";
 }
 
-// True the first time that a block of this name is asked for.
-bool is_first_of(const std::string& block) {
-  static std::mutex mutex;
-  static std::set<std::string> blocks;
-  const std::lock_guard lock(mutex);
-  return blocks.insert(block).second;
-}
-
 // Other operators are no error: LibTorch compiles a TorchScript function at its first calls, and makes the
 // nodes of views anew. `first_operator`: of the recomputation.
 void check_same(const Pending& pending, const Tensors& outputs, uint64_t first_operator) {
-  const std::string differs = difference_of(outputs, pending.outputs);
+  const std::string results = difference_of(outputs, pending.outputs);
   const std::string operators =
-      describe_difference(operators_behind(outputs, first_operator), pending.operators);
-  const std::string begin = "block " + pending.block->name + " computes otherwise when it is recomputed: ";
-  const std::string remedy =
-      ": it must compute the same from the same inputs (leave the block out of recomputation, or do not "
-      "change in between what it depends on)";
-  if (!differs.empty())
-    throw UserError(begin + differs + (operators.empty() ? "" : "; ") + operators + remedy);
-  if (!operators.empty() && is_first_of(pending.block->name)) log_warning(begin + operators + remedy);
+      pending.is_compared ? describe_difference(operators_behind(outputs, first_operator), pending.operators)
+                          : "";
+  if (results.empty() && operators.empty()) return;
+  const std::string text = "block " + pending.block->name +
+                           " computes otherwise when it is recomputed: " + results +
+                           (results.empty() || operators.empty() ? "" : "; ") + operators +
+                           ": it must compute the same from the same inputs (leave the block out of "
+                           "recomputation, or do not change in between what it depends on)";
+  if (!results.empty()) throw UserError(text);
+  log_warning(text);
 }
 
 Tensors compute_again(const Pending& pending, const Tensors& inputs) {

@@ -76,16 +76,19 @@ void log_start(const Config& config, const InitializeOptions& options, bool is_d
   log_precision(config.precision);
 }
 
-// Ranks that share memory have one copy of the parameters, and send no gradients.
+// Ranks that share one copy of the parameters gather nothing.
 void tell_of_zeropp(const Config& config, const Mesh& mesh) {
-  if (mesh.world().rank() != 0 || !mesh.shards().shares_memory()) return;
-  const auto tell = [](const char* key) {
-    log_info(std::string("zero_optimization.") + key +
-             " has no effect: the ranks share memory, so they neither gather parameters nor send gradients");
+  if (mesh.world().rank() != 0) return;
+  const auto tell = [](const char* key, const char* why) {
+    log_info(std::string("zero_optimization.") + key + " has no effect: " + why);
   };
-  if (config.zero.hpz_partition_size > 1) tell("zero_hpz_partition_size");
-  if (config.zero.quantized_weights) tell("zero_quantized_weights");
-  if (config.zero.quantized_gradients) tell("zero_quantized_gradients");
+  constexpr char kShared[] = "the ranks share one copy of the parameters, and gather nothing";
+  const bool shares = mesh.shards().shares_memory();
+  if (shares && config.zero.hpz_partition_size > 1) tell("zero_hpz_partition_size", kShared);
+  if (shares && config.zero.quantized_weights) tell("zero_quantized_weights", kShared);
+  if (config.zero.quantized_gradients && !quantizes_gradients(config, mesh))
+    tell("zero_quantized_gradients",
+         "the ranks share memory, or are one rank or one group of sums (zerorun.sum_group): sums are exact");
 }
 
 // The forwards of the pipeline's example, if it has one: layers that do not fit together are found here.

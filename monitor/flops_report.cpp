@@ -20,9 +20,11 @@ std::string formatted(const char* format, Values... values) {
   return line;
 }
 
-std::string row_of(const std::string& name, int64_t count, const FlopsByPhase& flops) {
-  return formatted("\n%-48s %12lld %16.6f %16.6f %16.6f", name.c_str(), static_cast<long long>(count),
-                   giga(flops[0]), giga(flops[1]), giga(flops[2]));
+std::string row_of(std::string name, int64_t count, const FlopsByPhase& flops) {
+  name.resize(std::max<size_t>(name.size(), 48), ' ');
+  return "\n" + name +
+         formatted(" %12lld %16.6f %16.6f %16.6f", static_cast<long long>(count), giga(flops[0]),
+                   giga(flops[1]), giga(flops[2]));
 }
 
 std::string head_of(const char* name, const char* count) {

@@ -23,6 +23,7 @@
 #include "samples/gpt2/model_folder.h"
 #include "samples/gpt2/options.h"
 #include "samples/gpt2/own_sources.h"
+#include "samples/gpt2/plan.h"
 #include "samples/gpt2/report.h"
 #include "samples/gpt2/resume.h"
 #include "samples/gpt2/weights.h"
@@ -128,13 +129,6 @@ StartedStep start_step(const zerorun::DataPosition& position, Gpt2& model, zeror
   return step;
 }
 
-// A micro-batch for pipeline stages.
-zerorun::MicroBatch divided_batch(const at::Tensor& tokens, const at::Tensor& mask) {
-  zerorun::MicroBatch batch{.inputs = {tokens}, .labels = {Gpt2Impl::labels_of(tokens, mask)}};
-  if (mask.defined()) batch.inputs.push_back(mask);
-  return batch;
-}
-
 // Likewise of a model that is divided among pipeline stages: one call runs all micro-steps.
 StartedStep start_divided_step(const zerorun::DataPosition& position, zerorun::Engine& engine,
                                const Dataset& data) {
@@ -146,7 +140,7 @@ StartedStep start_divided_step(const zerorun::DataPosition& position, zerorun::E
   const int64_t micro_steps = engine.config().batch.gradient_accumulation_steps;
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
     const Batch batch = data.batch(position.numbers(micro_step));
-    window.push_back(divided_batch(batch.tokens, batch.attention_mask));
+    window.push_back(Gpt2Impl::micro_batch(batch.tokens, batch.attention_mask));
     for (zerorun::Tensors* tensors : {&window.back().inputs, &window.back().labels}) {
       for (at::Tensor& tensor : *tensors) tensor = to_device(tensor, engine.device());
     }
@@ -300,41 +294,6 @@ void write_text_with(const ProgramOptions& options, const Tokenizer& tokenizer, 
   if (engine.communicator().rank() != 0) return;
   const std::string text = options.prompt + tokenizer.decode(tokens);
   std::printf("text: %s\n", printable(tokenizer.is_bytes() ? text : replace_invalid_utf8(text)).c_str());
-}
-
-// --plan: the same model, config and forward as in a run, on tensors without memory.
-int print_plan_of(const ProgramOptions& options, const std::optional<zerorun::MeshSizes>& mesh) {
-  Gpt2 model = [&] {
-    const zerorun::DeferredInit deferred;
-    return Gpt2(options.model);
-  }();
-  zerorun::InitializeOptions initialize_options;
-  initialize_options.mesh = mesh;
-  initialize_options.tensor_plan = model->tensor_plan();
-  initialize_options.arguments = options.hyperparameters.arguments(options.steps);
-  initialize_options.hidden_size = options.model.hidden;
-  // Tokens of a micro-batch, and their mask.
-  const auto inputs_of = [&](const zerorun::Config& config) {
-    const at::Tensor tokens = at::empty({config.batch.micro_batch_size_per_gpu, options.seq},
-                                        at::dtype(at::kLong).device(at::kMeta));
-    return std::pair(tokens, options.field.empty() ? at::Tensor() : at::empty_like(tokens));
-  };
-  const auto forward = [&](zerorun::Engine& engine) {
-    const auto [tokens, mask] = inputs_of(engine.config());
-    return model->loss(tokens, mask);
-  };
-  if (options.pipeline > 1) {
-    const zerorun::Config config =
-        zerorun::load_config(options.deepspeed.config_file(), {.world_size = options.plan->world_size,
-                                                               .mesh = mesh,
-                                                               .arguments = initialize_options.arguments,
-                                                               .hidden_size = options.model.hidden});
-    const auto [tokens, mask] = inputs_of(config);
-    initialize_options.pipeline = model->pipeline();
-    initialize_options.pipeline->example = divided_batch(tokens, mask);
-  }
-  return print_plan(zerorun::plan_training(*model, options.deepspeed.config_file(), *options.plan, forward,
-                                           initialize_options));
 }
 
 int run(int argc, char** argv) {

@@ -231,6 +231,12 @@ at::Tensor Gpt2Impl::labels_of(const at::Tensor& tokens, const at::Tensor& atten
   return at::constant_pad_nd(next, {0, 1}, kIgnoredLabel);
 }
 
+zerorun::MicroBatch Gpt2Impl::micro_batch(const at::Tensor& tokens, const at::Tensor& attention_mask) {
+  zerorun::MicroBatch batch{.inputs = {tokens}, .labels = {labels_of(tokens, attention_mask)}};
+  if (attention_mask.defined()) batch.inputs.push_back(attention_mask);
+  return batch;
+}
+
 zerorun::Pipeline Gpt2Impl::pipeline() {
   using zerorun::Tensors;
   const std::shared_ptr<Transformer> model = transformer_;

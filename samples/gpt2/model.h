@@ -47,10 +47,11 @@ class Gpt2Impl : public torch::nn::Module {
 
   /// The labels (B, T) of tokens and an attention mask as in loss(); -100 where nothing is predicted.
   static at::Tensor labels_of(const at::Tensor& tokens, const at::Tensor& attention_mask = {});
-  /// The model as layers of a pipeline. A micro-batch has the inputs tokens, and attention_mask if there is
-  /// one; its labels are those of labels_of(), of which the loss is the mean. With a second label, of any
-  /// value, the loss is the sum.
+  /// The model as layers of a pipeline, which take a micro_batch(). The loss is the mean over its labels.
+  /// With a second label, of any value, the loss is the sum.
   zerorun::Pipeline pipeline();
+  /// The inputs tokens, and attention_mask if there is one; the labels are those of labels_of().
+  static zerorun::MicroBatch micro_batch(const at::Tensor& tokens, const at::Tensor& attention_mask = {});
 
   const Gpt2Options& options() const { return options_; }
   /// The number of elements of all parameters, before tensor ranks split them.

@@ -103,16 +103,12 @@ InitializeOptions staged(samples::Gpt2Impl& model) {
   return options;
 }
 
-MicroBatch micro_batch(const at::Tensor& tokens) {
-  return {.inputs = {tokens}, .labels = {samples::Gpt2Impl::labels_of(tokens)}};
-}
-
 // Trains, and compares what each stage takes, and what the first one sends to the other.
 void compare_stages(const ProgramSetting& how) {
   samples::Gpt2 shapes(kGpt2);
   InitializeOptions options = staged(*shapes);
   options.pipeline->example =
-      micro_batch(at::empty({kRows, kLength}, at::dtype(at::kLong).device(at::kMeta)));
+      samples::Gpt2Impl::micro_batch(at::empty({kRows, kLength}, at::dtype(at::kLong).device(at::kMeta)));
   const PlanReport report =
       plan_training({.model = model_of(*shapes), .options = std::move(options)}, program_config(how), "test",
                     {.world_size = how.ranks, .hosts = how.ranks, .with_others = false});
@@ -127,7 +123,8 @@ void compare_stages(const ProgramSetting& how) {
             *model, parse_config(program_config(how), "test", {.world_size = how.ranks, .mesh = given.mesh}),
             std::move(given));
         const at::Tensor tokens = at::arange(kRows * kLength).remainder(kGpt2.vocab).view({kRows, kLength});
-        const std::vector<MicroBatch> window(static_cast<size_t>(how.accumulation), micro_batch(tokens));
+        const std::vector<MicroBatch> window(static_cast<size_t>(how.accumulation),
+                                             samples::Gpt2Impl::micro_batch(tokens));
         Communicator& stages = engine.mesh().along(MeshAxis::pipeline);
         BytesByCategory peak;
         note_peak(peak, engine);
