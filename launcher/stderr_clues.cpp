@@ -4,6 +4,7 @@
 #include <cctype>
 #include <initializer_list>
 #include <string_view>
+#include <thread>
 
 #include "base/memory_report.h"
 

@@ -7,6 +7,7 @@
 #include <xxhash.h>
 #include <zerorun/program.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>

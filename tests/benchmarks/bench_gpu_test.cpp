@@ -192,7 +192,7 @@ TEST_CASE("bench_gpu measures only the parts and sizes that are named") {
   run_tiny("copy gpt2 --sizes 124M", result);
   std::vector<std::string> parts;
   for (const json& figure : result["figures"]) {
-    if (parts.empty() || parts.back() != figure["part"]) parts.push_back(figure["part"]);
+    if (parts.empty() || parts.back() != figure["part"].get<std::string>()) parts.push_back(figure["part"]);
   }
   CHECK(parts.front() == "copy");
   CHECK(parts.back() == "time");

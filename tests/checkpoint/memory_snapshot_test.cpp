@@ -1,6 +1,7 @@
 // Tests that a reader of pinned bytes gets their original contents while the memory changes.
 #include "checkpoint/memory_snapshot.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <random>

@@ -2,6 +2,7 @@
 #include "convert/torch_file.h"
 
 #include <catch2/catch.hpp>
+#include <limits>
 #include <numeric>
 
 #include "tests/convert/pickle_builder.h"

@@ -1,5 +1,6 @@
 // Tests the report that ptxas wrote when the kernels were compiled. It must have every kernel for every
 // architecture, and no kernel may spill registers to memory.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <map>

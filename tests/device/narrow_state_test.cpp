@@ -1,5 +1,6 @@
 // Updates whose values and moments are bfloat16: they compute as float32 updates do and round once, to
 // nearest or at random.
+#include <algorithm>
 #include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>

@@ -2,6 +2,7 @@
 // pieces. tests/optim/ checks the values.
 #include "device/update_kernels.h"
 
+#include <algorithm>
 #include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>

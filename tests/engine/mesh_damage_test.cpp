@@ -3,6 +3,7 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <random>
 #include <nlohmann/json.hpp>
 
 #include "base/hexadecimal.h"

@@ -1,5 +1,6 @@
 #include "launcher/line_multiplexer.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <random>
 #include <string>

@@ -2,7 +2,9 @@
 #include "monitor/run_comparison.h"
 
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <string>
 

@@ -1,6 +1,7 @@
 // Wraps transfers and injects one kind of fault.
 #pragma once
 
+#include <algorithm>
 #include <cerrno>
 #include <memory>
 #include <utility>

@@ -1,5 +1,6 @@
 #include "tests/random_programs/shrink.h"
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <catch2/catch.hpp>
 #include <fstream>
+#include <iterator>
 #include <vector>
 
 #include "config/key_table.h"

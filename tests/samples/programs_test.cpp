@@ -2,7 +2,9 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <regex>
 

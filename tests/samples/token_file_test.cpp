@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <catch2/catch.hpp>
+#include <iterator>
 #include <numeric>
 
 #include "samples/common/files.h"
