@@ -1,6 +1,7 @@
 #include "activations/kept_inputs.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -31,10 +32,11 @@ at::Tensor copy_on_host(const at::Tensor& tensor) {
 
 }  // namespace
 
-KeptInput::KeptInput(const at::Tensor& input, const InputHome& home)
+KeptInput::KeptInput(const at::Tensor& input, const InputHome& home, const std::string& label)
     : saved_(input),
       sizes_(input.sizes().vec()),
       device_(input.device()),
+      dtype_(input.scalar_type()),
       requires_grad_(input.requires_grad()) {
   if (!is_activation(input)) return;
   if (home.tensor_ranks && home.tensor_ranks->world_size() > 1 && input.numel() > 0) {
@@ -42,14 +44,36 @@ KeptInput::KeptInput(const at::Tensor& input, const InputHome& home)
     saved_ = part_of(input.detach(), *ranks_);
     is_moved_ = true;
   }
-  if (home.on_host && input.is_cuda()) {
+  if (home.file && static_cast<int64_t>(saved_.nbytes()) >= kSmallestInFile) {
+    file_ = home.file;
+    move_to_file(label);
+    is_moved_ = true;
+  } else if (home.on_host && input.is_cuda()) {
     saved_ = copy_on_host(saved_.detach());
     is_moved_ = true;
   }
 }
 
+void KeptInput::move_to_file(const std::string& label) {
+  numel_ = saved_.numel();
+  const auto fill = [&](std::byte* memory) {
+    at::from_blob(memory, {numel_}, dtype_).copy_(saved_.detach().view(-1));
+  };
+  block_ = file_->put(static_cast<int64_t>(saved_.nbytes()), fill, label);
+  const auto drop = [file = file_, block = block_](void*) { file->drop(block); };
+  saved_ = at::from_blob(file_.get(), {0}, drop, at::kByte);
+}
+
+// The block's elements, in memory that the file gets back with the tensor.
+at::Tensor KeptInput::read() const {
+  std::byte* memory = file_->get(block_);
+  if (memory == nullptr) return at::empty({numel_}, at::TensorOptions(dtype_).device(device_));  // a plan
+  const auto give_back = [file = file_](void* lent) { file->give_back(static_cast<std::byte*>(lent)); };
+  return at::from_blob(memory, {numel_}, give_back, dtype_);
+}
+
 at::Tensor KeptInput::restored(const at::Tensor& saved, const std::string& label) const {
-  at::Tensor input = saved.detach();
+  at::Tensor input = file_ ? read() : saved.detach();
   if (is_moved_) {
     input = input.to(device_, /*non_blocking=*/true);
     if (ranks_) {

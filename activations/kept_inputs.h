@@ -1,14 +1,17 @@
 // What a recomputed block keeps of its inputs until its backward: each input as it is, this tensor rank's
-// part of it (DeepSpeed's partition_activations), or a copy in host memory (cpu_checkpointing). Plain values;
-// any thread.
+// part of it (DeepSpeed's partition_activations), a copy in host memory (cpu_checkpointing), or a copy in a
+// file (zerorun.recompute.nvme_path). Plain values; any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "offload/scratch_file.h"
 
 namespace zerorun {
 
@@ -18,14 +21,19 @@ struct InputHome {
   Communicator* tensor_ranks = nullptr;
   bool on_host = false;            // inputs on a GPU are copied to page-locked memory
   c10::Device device = c10::kCPU;  // the engine's
+  /// If set, inputs of at least kSmallestInFile bytes are kept there, whatever `on_host` says.
+  std::shared_ptr<ScratchFile> file = nullptr;
 };
+inline constexpr int64_t kSmallestInFile = 1024;
 
 /// One input between a block's forward and its backward.
 class KeptInput {
  public:
-  KeptInput(const at::Tensor& input, const InputHome& home);
+  /// `label`: for messages, such as "an input of block h.3".
+  KeptInput(const at::Tensor& input, const InputHome& home, const std::string& label);
 
-  /// What autograd is to save instead of the input: the input itself, a part of it, or a copy.
+  /// What autograd is to save instead of the input: the input itself, a part of it, or a copy. For an input
+  /// in the file a tensor without elements: once autograd lets go of it, the file does so of the input.
   at::Tensor saved() { return std::move(saved_); }
   /// The input again, from what saved() has returned. A collective of `home.tensor_ranks` if they keep parts;
   /// `label` is for messages. Without a graph; requires grad as the input did.
@@ -33,12 +41,19 @@ class KeptInput {
   bool is_part() const { return ranks_ != nullptr; }
 
  private:
+  void move_to_file(const std::string& label);
+  at::Tensor read() const;
+
   at::Tensor saved_;
   std::vector<int64_t> sizes_;
   c10::Device device_;
+  c10::ScalarType dtype_;
   bool requires_grad_;
-  bool is_moved_ = false;          // a part or a copy
-  Communicator* ranks_ = nullptr;  // set if saved_ is a part
+  bool is_moved_ = false;                        // a part or a copy
+  Communicator* ranks_ = nullptr;                // set if saved_ is a part
+  std::shared_ptr<ScratchFile> file_ = nullptr;  // set if the input, or its part, is there
+  int64_t block_ = 0;                            // of the file
+  int64_t numel_ = 0;                            // of the block
 };
 
 }  // namespace zerorun

@@ -58,18 +58,18 @@ std::vector<MeasuredBlock> blocks_of_stage(int stage, const std::vector<std::str
 
 }  // namespace
 
-int64_t peak_of(const std::vector<MeasuredBlock>& blocks, int64_t in_flight) {
+int64_t peak_of(const std::vector<MeasuredBlock>& blocks, int64_t in_flight, bool in_file) {
   int64_t held = 0;  // of one micro-batch, by the blocks so far
   int64_t recomputing = 0;
   for (const auto& [name, cost, kept] : blocks) {
-    held += cost.inputs;
-    if (kept) held += cost.activations;
-    if (!kept) recomputing = std::max(recomputing, held + cost.activations);
+    if (kept) held += cost.inputs + cost.activations;
+    if (!kept) recomputing = std::max(recomputing, held + cost.inputs + cost.activations);
+    if (!kept && !in_file) held += cost.inputs;
   }
   return (in_flight - 1) * held + std::max(held, recomputing);
 }
 
-void keep_within(int64_t budget, int64_t in_flight, std::vector<MeasuredBlock>& blocks) {
+void keep_within(int64_t budget, int64_t in_flight, std::vector<MeasuredBlock>& blocks, bool in_file) {
   std::vector<size_t> order(blocks.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const auto saves_per_byte = [&](size_t index) {
@@ -79,12 +79,12 @@ void keep_within(int64_t budget, int64_t in_flight, std::vector<MeasuredBlock>& 
   std::ranges::stable_sort(order, std::greater(), saves_per_byte);
   for (const size_t index : order) {
     blocks[index].kept = true;
-    if (peak_of(blocks, in_flight) > budget) blocks[index].kept = false;
+    if (peak_of(blocks, in_flight, in_file) > budget) blocks[index].kept = false;
   }
 }
 
 Recomputation::Recomputation(const RecomputeConfig& config, InputHome home)
-    : config_(config), home_(home), undecided_(config.budget.has_value()) {}
+    : config_(config), home_(std::move(home)), undecided_(config.budget.has_value()) {}
 
 bool Recomputation::chooses(const std::string& name, bool is_inside) {
   if (!config_.patterns.empty())
@@ -134,7 +134,8 @@ bool Recomputation::is_undecided() const {
 std::string Recomputation::decide(Communicator& ranks, int stage, int64_t in_flight) {
   const std::lock_guard lock(mutex_);
   blocks_ = blocks_of_stage(stage, exchange_texts(describe(stage, blocks_), ranks, "costs of recomputation"));
-  keep_within(*config_.budget, in_flight, blocks_);
+  const bool in_file = home_.file != nullptr;
+  keep_within(*config_.budget, in_flight, blocks_, in_file);
   undecided_ = false;
   std::string kept;
   int64_t count = 0;
@@ -146,7 +147,7 @@ std::string Recomputation::decide(Communicator& ranks, int stage, int64_t in_fli
     }
     kept += (count++ == 0 ? ": " : ", ") + block.name;
   }
-  const int64_t peak = peak_of(blocks_, in_flight);
+  const int64_t peak = peak_of(blocks_, in_flight, in_file);
   std::string text = "recomputation within " + in_mib(*config_.budget) + ": keeps the activations of " +
                      std::to_string(count) + " of " + std::to_string(blocks_.size()) + " blocks, " +
                      in_mib(peak) + " at most, and recomputes the others in " + in_ms(seconds) +

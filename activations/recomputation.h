@@ -38,10 +38,11 @@ struct MeasuredBlock {
 };
 
 /// The most bytes that the blocks hold at a time. `blocks`: in the order of forward. `in_flight`: how many
-/// micro-batches are between their forward and their backward.
-int64_t peak_of(const std::vector<MeasuredBlock>& blocks, int64_t in_flight);
+/// micro-batches are between their forward and their backward. `in_file`: inputs of recomputed blocks are in
+/// a file until they are used.
+int64_t peak_of(const std::vector<MeasuredBlock>& blocks, int64_t in_flight, bool in_file = false);
 /// Sets `kept` of those blocks that are not to be recomputed ([Note: budget]).
-void keep_within(int64_t budget, int64_t in_flight, std::vector<MeasuredBlock>& blocks);
+void keep_within(int64_t budget, int64_t in_flight, std::vector<MeasuredBlock>& blocks, bool in_file = false);
 
 class Recomputation {
  public:

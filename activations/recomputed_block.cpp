@@ -190,13 +190,17 @@ at::Tensor without_graph(const std::string& block, const at::Tensor& output, con
   return is_view ? output : output.detach();
 }
 
+std::string label_of_inputs(const Pending& pending) {
+  return "an input of block " + pending.block->name;
+}
+
 Tensors keep(Pending& pending, const Tensors& inputs) {
   Recomputation& recomputation = *pending.block->recomputation;
   Tensors saved, whole;
   for (const at::Tensor& input : inputs) {
     std::optional<KeptInput>& kept = pending.inputs.emplace_back();
     if (!input.defined()) continue;
-    kept.emplace(input, recomputation.home());
+    kept.emplace(input, recomputation.home(), label_of_inputs(pending));
     saved.push_back(kept->saved());
     if (kept->is_part()) whole.push_back(input);
   }
@@ -223,7 +227,7 @@ Tensors restore(const Pending& pending, const Tensors& saved) {
   for (const std::optional<KeptInput>& kept : pending.inputs) {
     at::Tensor& input = inputs.emplace_back();
     if (!kept) continue;
-    input = kept->restored(*next++, "an input of block " + pending.block->name);
+    input = kept->restored(*next++, label_of_inputs(pending));
     if (pending.has_whole && kept->is_part()) check_same(pending, input, *whole++, inputs.size());
   }
   return inputs;

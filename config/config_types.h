@@ -292,6 +292,7 @@ struct RecomputeConfig {
   bool is_implied = false;                 // `every` is 1 because the file has activation_checkpointing
   bool partitioned = false;                // each tensor rank keeps its part of the inputs
   bool on_host = false;                    // on a GPU, inputs are kept in host memory
+  std::string nvme_path = {};              // folder of the file that keeps inputs; empty: memory keeps them
   bool timed = false;                      // log what recomputation costs
 };
 

@@ -53,6 +53,7 @@ RecomputeConfig resolve_recompute(const Resolution& resolution) {
     check_one_choice(resolution);
     resolution.read(every_key, config.every);
     resolution.read(patterns_key, config.patterns);
+    resolution.read("zerorun.recompute.nvme_path", config.nvme_path);
     if (const auto text = settings.get<std::string>(budget_key)) {
       config.budget = bytes_of(*text);
       if (!config.budget)

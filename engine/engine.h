@@ -43,7 +43,8 @@ struct BytesByCategory {
   int64_t buffers = 0;   // the module's own buffers and frozen parameters
   int64_t gathered = 0;  // memory of partitioned parameters while they are in use
   int64_t on_host = 0;   // host memory of a rank that computes on a GPU; not the GPU's memory
-  int64_t in_files = 0;  // size of the files of offloaded state, which hold two generations; not memory
+  /// The size of the files of offloaded state, which hold two generations, and of recomputed blocks' inputs.
+  int64_t in_files = 0;
 
   int64_t model_states() const { return parameters + gradients + master + moments; }
 };

@@ -33,6 +33,10 @@ BytesByCategory EngineState::bytes_by_category() const {
     bytes.buckets += slices->files().buffer_bytes();
     bytes.in_files += slices->files().file_bytes();
   }
+  if (recomputation && recomputation->home().file) {
+    bytes.buckets += recomputation->home().file->buffer_bytes();
+    bytes.in_files += recomputation->home().file->file_bytes();
+  }
   for (const auto* others : {&unbucketed, &unsaved}) {
     for (const NamedTensor& other : *others) bytes.buffers += static_cast<int64_t>(other.tensor.nbytes());
   }

@@ -237,13 +237,15 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   same_everywhere.offload_param = {.device = zero.offload_param.device,
                                    .max_in_cpu = zero.offload_param.max_in_cpu};
   same_everywhere.aio = {};
+  RecomputeConfig recompute_everywhere = recompute;
+  if (!recompute.nvme_path.empty()) recompute_everywhere.nvme_path = "a folder";
   const bool writes_files = monitoring.writes_files();    // rank 0 tells all whether it can
   const bool has_timeline = monitoring.timeline.enabled;  // ranks compare their clocks
   const bool logs = monitoring.run_log.is_on(), hashes = monitoring.run_log.has_hashes();  // collectives
   std::ostringstream text;
-  describe(text,
-           std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed, predivide,
-                    average, node_local, pipeline, recompute, python, options.bucket_numel, writes_files));
+  describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed,
+                          predivide, average, node_local, pipeline, recompute_everywhere, python,
+                          options.bucket_numel, writes_files));
   describe(text, std::tie(has_timeline, logs, hashes, sum_group));
   text << describe_pipeline(options);
   if (options.tensor_plan) {

@@ -298,12 +298,12 @@ void StateFiles::start(int number, checkpoint::OpenFile& file, bool writes) {
     const int tag = free_requests_.back();
     free_requests_.pop_back();
     requests_[tag] = {.buffer = number,
-                      .transfer = {.file = file.number(),
-                                   .writes = writes,
-                                   .bytes = bytes.subspan(at, count),
-                                   .offset = offset + static_cast<int64_t>(at)}};
+                      .whole = {.transfer = {.file = file.number(),
+                                             .writes = writes,
+                                             .bytes = bytes.subspan(at, count),
+                                             .offset = offset + static_cast<int64_t>(at)}}};
     ++buffers_[number].requests;
-    transfers_->start(requests_[tag].transfer, tag);
+    transfers_->start(requests_[tag].whole.transfer, tag);
   }
 }
 
@@ -340,32 +340,14 @@ void StateFiles::finish_one(int awaited, std::chrono::steady_clock::time_point d
 }
 
 void StateFiles::finish(const TransferDone& done) {
-  constexpr int kMostRetries = 1000;
-  auto& [number, transfer, retries] = requests_[done.tag];
+  auto& [number, whole] = requests_[done.tag];
   Buffer& buffer = buffers_[number];
-  int64_t count = done.result;
-  if (count == -EINVAL) {  // the file system refuses O_DIRECT for this transfer; write() and read() avoid it
-    count = transfer.writes ? files_->write(transfer.file, transfer.bytes, transfer.offset)
-                            : files_->read(transfer.file, transfer.bytes, transfer.offset);
-  }
-  // These errors are temporary. The kernel reports ECANCELED if the thread that submitted the request has
-  // ended.
-  const bool is_for_now = count == -EINTR || count == -EAGAIN || count == -ECANCELED;
-  if (is_for_now && ++retries < kMostRetries) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    count = 0;
-  } else if (count <= 0) {
+  const TransferState state = carry_on(*files_, *transfers_, whole, done);
+  if (!state.failure.empty()) {
     --buffer.requests;
-    fail(buffer.chunk,
-         std::string("cannot be ") + (transfer.writes ? "written" : "read") + ": " +
-             (count == 0 ? "the file ends too early" : std::strerror(static_cast<int>(-count))));
+    fail(buffer.chunk, state.failure);
   }
-  if (count < static_cast<int64_t>(transfer.bytes.size())) {
-    transfer.bytes = transfer.bytes.subspan(static_cast<size_t>(count));
-    transfer.offset += count;
-    transfers_->start(transfer, done.tag);
-    return;
-  }
+  if (!state.is_over) return;
   free_requests_.push_back(done.tag);
   if (--buffer.requests > 0) return;
   const bool was_read = buffer.use == Use::reading;

@@ -136,8 +136,7 @@ class StateFiles {
   };
   struct Request {
     int buffer;
-    Transfer transfer;
-    int retries = 0;
+    WholeTransfer whole;
   };
   struct Unmap {
     size_t bytes;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "checkpoint/file_system.h"
 
@@ -40,6 +41,21 @@ class Transfers {
   /// The implementation's name, for messages: "io_uring".
   virtual const char* name() const = 0;
 };
+
+/// A transfer that goes on until all of its bytes are transferred.
+struct WholeTransfer {
+  Transfer transfer;  // what is left
+  int retries = 0;
+};
+
+struct TransferState {
+  bool is_over = false;
+  std::string failure = {};  // why it cannot go on, such as "cannot be read: Input/output error"
+};
+
+/// Deals with the result of a transfer: starts again what ended early or was interrupted, with the same tag.
+TransferState carry_on(checkpoint::FileSystem& files, Transfers& transfers, WholeTransfer& whole,
+                       const TransferDone& done);
 
 /// `most` is the maximum number of transfers in flight. `threads` is the number of I/O threads if there is no
 /// io_uring. `files` must outlive the result.

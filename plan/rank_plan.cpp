@@ -191,11 +191,17 @@ RankPlan plan_rank(const PlannedTraining& training, const Config& config, const 
   const bool has_stages = config.mesh && config.mesh->pipeline > 1;
   Engine engine = initialize(training.model, used, options_of(training, communicator, has_stages));
   note_peak(plan.peak, engine);
+  const int64_t states = plan.peak.in_files;
   for (int window = 0; window < 2; ++window) {  // the second one follows the plan that the first one makes
     plan.sent = {};
     (has_stages ? run_windows : run_micro_steps)(training, config, *communicator, engine, plan);
   }
-  plan.file_bytes_per_step = engine.bytes_by_category().in_files / 2;  // of two generations a step writes one
+  // Of two generations of states a step writes one. The inputs of recomputed blocks are in the file for as
+  // many micro-batches as are between their forward and their backward.
+  const int64_t micro_batches = config.batch.gradient_accumulation_steps;
+  const int64_t later_stages = engine.mesh().sizes().pipeline - engine.mesh().coordinates().pipeline;
+  const int64_t inputs = (plan.peak.in_files - states) / std::min(later_stages, micro_batches);
+  plan.file_bytes_per_step = states / 2 + inputs * micro_batches;
   return plan;
 }
 

@@ -42,3 +42,12 @@ install_zerorun() {
   pip install --no-deps --force-reinstall --no-input --disable-pip-version-check --progress-bar off "${wheel[0]}" \
     >"$log" 2>&1 </dev/null || fail_with_pips_reason 'the wheel' "$log"
 }
+
+# install_frameworks FOLDER: installs transformers and the other frameworks that the Python tests use into the peers' environment.
+install_frameworks() {
+  local requirements log=$1/frameworks.log
+  for requirements in python-requirements.txt frameworks-requirements.txt; do
+    pip install --no-deps --require-hashes --no-input --disable-pip-version-check --progress-bar off \
+      --requirement "$root/scripts/$requirements" >"$log" 2>&1 </dev/null || fail_with_pips_reason 'the frameworks' "$log"
+  done
+}

@@ -10,7 +10,6 @@ wall_clock_breakdown on, which says how long a step waits for communication.
 """
 
 import argparse
-import glob
 import importlib.metadata
 import importlib.util
 import json
@@ -18,7 +17,6 @@ import os
 import platform
 import re
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +26,7 @@ import time
 
 import torch
 from gpt2 import make_model, write_weights
+from jobs import Job, pss_of
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SMALL = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192, "seq": 128, "micro_batch": 4}
@@ -77,21 +76,6 @@ def config_of(stage, shape, options):
     }
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def pss_of(pid):
-    """Proportional set size in bytes: each process is charged its share of a shared page."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    except (OSError, StopIteration):
-        return 0
-
-
 def gpu_memory():
     """Bytes in use on each GPU, whoever uses them."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
@@ -99,11 +83,10 @@ def gpu_memory():
     return [int(line) * 2**20 for line in answer.split()]
 
 
-class Run:
+class Run(Job):
     """The processes of one case's ranks, from their start to their end."""
 
     def __init__(self, options, peer, config, shape, weights, steps=None, launched=False):
-        self.peer, self.port, self.begin = peer, free_port(), time.perf_counter()
         command = [os.path.join(options.bin, "bench_training"), "--deepspeed", config, "--weights", weights]
         for key, value in shape.items():
             command += ["--" + key.replace("_", "-"), str(value)]
@@ -113,52 +96,8 @@ class Run:
             command = [sys.executable, os.path.join(HERE, "training_rank.py"), "--peer", peer, "--config", config]
             command += ["--shape", json.dumps(shape), "--device", options.device]
         command += ["--steps", str(steps)] if steps else ["--on-demand"]
-        shared = dict(os.environ, OMP_NUM_THREADS="1", ZERORUN_DEVICE=options.device)
-        environments = [dict(shared) for _ in range(options.ranks)]
-        for rank, environment in enumerate(environments):
-            environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port), RANK=str(rank), LOCAL_RANK=str(rank))
-            environment.update({name: str(options.ranks) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE")})
-        if peer in OURS and launched:
-            command = [os.path.join(options.bin, "zerorun"), "--num_gpus", str(options.ranks), *command]
-            environments = [shared]
-        self.errors = tempfile.TemporaryFile("w+")
-        self.ranks = [
-            subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if rank == 0 else self.errors,
-                stderr=self.errors,
-                text=True,
-                env=environment,
-            )
-            for rank, environment in enumerate(environments)
-        ]
-
-    def listen(self, event):
-        """Returns the next event of this name, and skips other output."""
-        for line in self.ranks[0].stdout:
-            if line.startswith('{"event"') and (found := json.loads(line))["event"] == event:
-                return found
-        sys.exit(f"{self.peer} has failed:\n{self.messages()[-4000:]}")
-
-    def messages(self):
-        self.errors.seek(0)
-        return self.errors.read()
-
-    def turn(self, steps):
-        for rank in self.ranks:
-            rank.stdin.write(f"{steps}\n")
-            rank.stdin.flush()
-        return self.listen("steps")
-
-    def end(self):
-        for rank in self.ranks:
-            rank.stdin.close()
-        self.ranks[0].stdout.read()
-        for rank in self.ranks:
-            rank.wait()
-        for path in glob.glob(f"/dev/shm/deepspeed_allreduce_buffer_*_{self.port}_*"):
-            os.unlink(path)  # DeepSpeed does not remove these 66 MiB per rank
+        launcher = [os.path.join(options.bin, "zerorun"), "--num_gpus", str(options.ranks)] if peer in OURS and launched else None
+        super().__init__(peer, command, options.ranks, {"ZERORUN_DEVICE": options.device}, launcher)
 
 
 class Memory(threading.Thread):

@@ -16,6 +16,9 @@ static constexpr KeyFact activation_rows[] = {
          "bytes that the blocks may keep for backward, such as \"8G\" or \"500M\": the first step is "
          "measured, and the blocks that save the most time per byte are kept from then on")
         .advise("write a number with K, M, G or T, which are powers of 1024"),
+    text(".nvme_path", "",
+         "folder for a file that keeps the inputs of recomputed blocks until backward, instead of memory; "
+         "created if it is missing; the file has no name and disappears when the process ends"),
     section("activation_checkpointing",
             "recompute the model's marked blocks, and where their inputs are kept; the section has no on/off "
             "switch"),

@@ -64,7 +64,7 @@ def test_activation_checkpointing_leaves_modules_as_they_are():
     assert forwards == [3] * 4
 
 
-@pytest.mark.parametrize("recompute, text", [({"patterns": ["layer.*"]}, "'layer.*' names no module"), ({"budget": "1G"}, "expected \"every\" or \"patterns\"")])
+@pytest.mark.parametrize("recompute, text", [({"patterns": ["layer.*"]}, "'layer.*' names no module"), ({"budget": "1G"}, "expected \"every\" or \"patterns\""), ({"every": 1, "nvme_path": "/tmp"}, "keeps the inputs of a Python model's modules in memory")])
 def test_refusals(recompute, text):
     with pytest.raises(zerorun.UserError, match=text.replace("*", r"\*")):
         train(config(1, zerorun={"recompute": recompute}))

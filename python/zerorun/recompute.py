@@ -26,6 +26,9 @@ def _items_of_lists(model):
 
 def _chosen(model, settings):
     """The modules to recompute, by name. Throws UserError if there are none."""
+    if settings["nvme_path"]:
+        raise UserError("zerorun.recompute.nvme_path: torch.utils.checkpoint keeps the inputs of a Python model's modules in memory: "
+                        "leave the key out")
     if settings["patterns"]:
         named = {name: module for name, module in model.named_modules()}
         for pattern in settings["patterns"]:

@@ -33,6 +33,8 @@ TEST_CASE("zerorun.recompute chooses blocks by number, by name or by bytes") {
     CAPTURE(text);
     CHECK(read(R"("zerorun": {"recompute": {"budget": ")" + std::string(text) + "\"}}").budget == bytes);
   }
+  CHECK(read(R"("zerorun": {"recompute": {"every": 1}})").nvme_path.empty());
+  CHECK(read(R"("zerorun": {"recompute": {"every": 1, "nvme_path": "/disk"}})").nvme_path == "/disk");
 }
 
 TEST_CASE("activation_checkpointing recomputes all blocks, unless zerorun.recompute says otherwise") {
@@ -52,6 +54,7 @@ TEST_CASE("zerorun.recompute with two choices, none, or a budget that is no numb
   };
   CHECK(refused(R"({"every": 1, "budget": "1G"})").found == "every, budget");
   CHECK(refused("{}").found == "none of them");
+  CHECK(refused(R"({"nvme_path": "/disk"})").found == "none of them");
   CHECK(refused(R"({"every": 0})").path == "zerorun.recompute.every");
   for (const char* budget : {"8X", "G", "8GB", "-1", "1e30T", "nan", ""}) {
     CAPTURE(budget);

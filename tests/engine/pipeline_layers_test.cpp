@@ -16,6 +16,7 @@
 #include "tests/support/expectations.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/settings.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
 
@@ -98,10 +99,13 @@ TEST_CASE("Several tensors pass a cut: integers, masks, and tensors that the nex
 }
 
 TEST_CASE("Layers of a pipeline that are recomputed change no bit, and those of a budget are kept") {
-  const std::vector<std::string> ways = {R"(, "zerorun": {"recompute": {"every": 1}})",
-                                         R"(, "zerorun": {"recompute": {"patterns": ["layers.2"]}})",
-                                         R"(, "zerorun": {"recompute": {"budget": "40K"}})",
-                                         R"(, "pipeline": {"activation_checkpoint_interval": 2})"};
+  const TemporaryFolder folder;
+  const std::vector<std::string> ways = {
+      R"(, "zerorun": {"recompute": {"every": 1}})",
+      R"(, "zerorun": {"recompute": {"every": 1, "nvme_path": ")" + std::string(folder / "") + "\"}}",
+      R"(, "zerorun": {"recompute": {"patterns": ["layers.2"]}})",
+      R"(, "zerorun": {"recompute": {"budget": "40K"}})",
+      R"(, "pipeline": {"activation_checkpoint_interval": 2})"};
   for (const auto [way, stage, stages] : settings(static_cast<int>(ways.size()), 4, 3)) {
     CAPTURE(way, stage, stages);
     const std::string& more = ways[static_cast<size_t>(way)];

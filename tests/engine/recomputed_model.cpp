@@ -67,9 +67,9 @@ at::Tensor block_tokens(int step, int micro, int rank) {
 }
 
 BlockRun train_blocks(const std::string& config, std::shared_ptr<Communicator> communicator, double dropout,
-                      bool plain_backward) {
+                      bool plain_backward, int64_t hidden) {
   torch::manual_seed(5);
-  BlockModel model(4, 16, dropout);
+  BlockModel model(4, hidden, dropout);
   InitializeOptions options;
   options.bucket_numel = 800;
   Engine engine = make_engine(model, config, communicator, options);
@@ -95,6 +95,7 @@ BlockRun train_blocks(const std::string& config, std::shared_ptr<Communicator> c
     run.forwards.push_back(block->forwards);
     run.of_halves += block->of_half;
   }
+  run.in_files = engine.bytes_by_category().in_files;
   GatheredParameters whole(engine, model.parameters());
   run.parameters = copies_of(model);
   return run;

@@ -51,13 +51,15 @@ struct BlockRun {
   std::vector<at::Tensor> parameters;
   std::vector<int> forwards;  // of each block
   int of_halves = 0;
-  double gathered = 0;  // elements, in the last step
+  double gathered = 0;   // elements, in the last step
+  int64_t in_files = 0;  // bytes
 };
 
 inline constexpr int kBlockSteps = 3;
-/// Trains a model of four blocks. `plain_backward`: calls loss.backward() instead of engine.backward().
+/// Trains a model of four blocks, whose inputs are (2, 6, hidden). `plain_backward`: calls loss.backward()
+/// instead of engine.backward().
 BlockRun train_blocks(const std::string& config, std::shared_ptr<Communicator> communicator,
-                      double dropout = 0, bool plain_backward = false);
+                      double dropout = 0, bool plain_backward = false, int64_t hidden = 16);
 /// Throws unless losses and parameters have the same bits.
 void expect_same_bits(const BlockRun& found, const BlockRun& expected);
 

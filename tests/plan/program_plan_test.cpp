@@ -89,6 +89,10 @@ void compare_with_training(const ProgramSetting& how) {
         check_near("states", plan.peak.model_states(), peak.model_states(), 0.01);
         check_near("buckets", plan.peak.buckets, peak.buckets, 0.01);
         check_near("gathered", plan.peak.gathered, peak.gathered, 0.01);
+        expect(plan.peak.in_files == peak.in_files, "files of " + std::to_string(peak.in_files) + " bytes");
+        const bool is_in_file = how.recompute.find("nvme_path") != std::string::npos;
+        expect(plan.file_bytes_per_step == (is_in_file ? how.accumulation * peak.in_files : 0),
+               "bytes written");
       },
       std::chrono::seconds(60), false);
 }
@@ -168,8 +172,10 @@ TEST_CASE("A plan of a program has the activations of its training") {
   // oneDNN's kernels copy operands of 16 bits into workspaces, on some processors only.
   const bool with_onednn = at::globalContext().userEnabledMkldnn();
   at::globalContext().setUserEnabledMkldnn(false);
-  const std::string recomputes[] = {"", R"("every": 1)", R"("every": 2)", R"("budget": "1M")"};
-  for (const auto& [stage, precision, recompute] : settings(4, 2, 4)) {
+  const TemporaryFolder folder;
+  const std::string recomputes[] = {"", R"("every": 1)", R"("every": 2)", R"("budget": "1M")",
+                                    R"("every": 1, "nvme_path": ")" + std::string(folder / "") + "\""};
+  for (const auto& [stage, precision, recompute] : settings(4, 2, 5)) {
     const ProgramSetting how{.stage = stage,
                              .is_bf16 = precision == 1,
                              .is_masked = (stage + recompute) % 2 == 1,

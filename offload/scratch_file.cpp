@@ -1,0 +1,281 @@
+#include "offload/scratch_file.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+#include <span>
+#include <utility>
+
+#include "base/error.h"
+#include "base/memory_report.h"
+#include "checkpoint/checksums.h"
+#include "checkpoint/state_header.h"
+
+namespace zerorun {
+namespace {
+
+int64_t whole_pages(int64_t bytes) {
+  return checkpoint::rounded_up(bytes, checkpoint::kPageBytes);
+}
+
+// XXH3 of each MiB, joined.
+uint64_t checksum_of(const std::byte* memory, int64_t bytes) {
+  uint64_t sum = 0;
+  for (int64_t at = 0; at < bytes; at += checkpoint::kChecksumBlock) {
+    const auto count = static_cast<size_t>(std::min(checkpoint::kChecksumBlock, bytes - at));
+    sum = 31 * sum + checkpoint::checksum_of({memory + at, count});
+  }
+  return sum;
+}
+
+}  // namespace
+
+void ScratchFile::Unmap::operator()(std::byte* memory) const {
+  ::munmap(memory, bytes);
+}
+
+ScratchFile::ScratchFile(checkpoint::FileSystem& files, ScratchFileOptions options)
+    : files_(&files), options_(std::move(options)) {
+  if (options_.sizes_only) return;
+  file_.emplace(checkpoint::OpenFile::create_nameless(files, options_.folder));
+  buffers_.reserve(kBuffers);
+  // A buffer that is made beyond kBuffers is read into at once.
+  transfers_ = options_.open(files, kBuffers + 1, options_.threads);
+}
+
+int64_t ScratchFile::put(int64_t bytes, const std::function<void(std::byte*)>& fill, std::string label) {
+  const std::lock_guard lock(mutex_);
+  check_works();
+  const int number = take_buffer(whole_pages(bytes));
+  const int64_t block = next_block_++;
+  const auto added = blocks_.emplace(
+      block, Block{.label = std::move(label), .offset = take_place(whole_pages(bytes)), .bytes = bytes});
+  written_bytes_ += whole_pages(bytes);
+  if (options_.sizes_only) return block;
+  std::byte* memory = buffers_[static_cast<size_t>(number)].memory.get();
+  fill(memory);
+  added.first->second.checksum = checksum_of(memory, bytes);
+  start(number, block, /*writes=*/true);
+  return block;
+}
+
+std::byte* ScratchFile::get(int64_t number) {
+  const std::lock_guard lock(mutex_);
+  check_works();
+  if (options_.sizes_only) return nullptr;
+  Block& block = blocks_.at(number);
+  if (block.buffer < 0) start(take_buffer(whole_pages(block.bytes)), number, /*writes=*/false);
+  const auto index = static_cast<size_t>(block.buffer);
+  if (buffers_[index].use != Use::ready) {
+    const TimelineSpan span(TimelineName::wait_for_files, static_cast<int32_t>(number));
+    while (buffers_[index].use != Use::ready) finish_one();
+  }
+  buffers_[index].use = Use::lent;
+  buffers_[index].block = -1;
+  block.buffer = -1;
+  read_ahead(number);
+  return buffers_[index].memory.get();
+}
+
+void ScratchFile::give_back(const std::byte* memory) noexcept {
+  if (!home_.is_current()) return;
+  const std::lock_guard lock(mutex_);
+  const auto lent =
+      std::ranges::find(buffers_, memory, [](const Buffer& buffer) { return buffer.memory.get(); });
+  if (lent != buffers_.end()) lent->use = Use::free;
+}
+
+void ScratchFile::drop(int64_t number) noexcept {
+  if (!home_.is_current()) return;
+  const std::lock_guard lock(mutex_);
+  Block& block = blocks_.at(number);
+  const Use use = block.buffer < 0 ? Use::free : buffers_[static_cast<size_t>(block.buffer)].use;
+  block.is_dropped = use == Use::writing || use == Use::reading;
+  if (!block.is_dropped) forget(number);
+}
+
+int64_t ScratchFile::buffer_bytes() const {
+  const std::lock_guard lock(mutex_);
+  int64_t bytes = 0;
+  for (const Buffer& buffer : buffers_) bytes += buffer.bytes;
+  return bytes;
+}
+
+int64_t ScratchFile::file_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return file_bytes_;
+}
+
+int64_t ScratchFile::written_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return written_bytes_;
+}
+
+void ScratchFile::check_works() const {
+  if (!home_.is_current()) {
+    throw UserError("a forked child of rank " + std::to_string(options_.rank) +
+                    " uses the engine of its parent, with which it shares a file (" + options_.key +
+                    "): train only in the parent");
+  }
+  if (!failure_.empty()) throw TrainingError(failure_);
+}
+
+void ScratchFile::fail(const Block& block, const std::string& what) {
+  failure_ = block.label + " on rank " + std::to_string(options_.rank) + ", in a file of " +
+             options_.folder.string() + " (" + options_.key + "), " + what +
+             ": training cannot go on; resume from the newest checkpoint";
+  throw TrainingError(failure_);
+}
+
+// The place of a block that is dropped, or one at the end of the file.
+int64_t ScratchFile::take_place(int64_t bytes) {
+  if (const auto place = free_places_.find(bytes); place != free_places_.end()) {
+    const int64_t offset = place->second;
+    free_places_.erase(place);
+    return offset;
+  }
+  const int64_t offset = std::exchange(end_, end_ + bytes);
+  file_bytes_ = std::max(file_bytes_, end_);
+  return offset;
+}
+
+void ScratchFile::resize(Buffer& buffer, int64_t bytes) const {
+  buffer.bytes = bytes;
+  if (options_.sizes_only) return;
+  buffer.memory.reset();
+  const auto size = static_cast<size_t>(bytes);
+  const AllocatingFor use(MemoryUse::buckets, bytes);
+  void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    buffer.bytes = 0;
+    throw std::bad_alloc();
+  }
+  ::madvise(memory, size, MADV_DONTFORK);  // forked children must not share these pages
+  buffer.memory = {static_cast<std::byte*>(memory), Unmap{size}};
+}
+
+// Of the buffers of this use, one of `bytes` bytes or else another one; of those with blocks the one whose
+// block was put first, as it comes back last. -1: none.
+int ScratchFile::find(Use use, int64_t bytes) const {
+  int found = -1;
+  for (int index = 0; index < static_cast<int>(buffers_.size()); ++index) {
+    const Buffer& buffer = buffers_[static_cast<size_t>(index)];
+    if (buffer.use != use) continue;
+    const auto order = [&](const Buffer& each) { return std::pair(each.bytes != bytes, each.block); };
+    if (found < 0 || order(buffer) < order(buffers_[static_cast<size_t>(found)])) found = index;
+  }
+  return found;
+}
+
+// A buffer that holds nothing, or a new one. -1: there is none.
+int ScratchFile::take_spare_buffer(int64_t bytes) {
+  int index = find(Use::free, bytes);
+  const bool fits = index >= 0 && buffers_[static_cast<size_t>(index)].bytes == bytes;
+  if (!fits && buffers_.size() < kBuffers) {
+    index = static_cast<int>(buffers_.size());
+    buffers_.push_back({.memory = nullptr, .bytes = 0});
+  }
+  if (index < 0) return index;
+  Buffer& buffer = buffers_[static_cast<size_t>(index)];
+  if (buffer.bytes != bytes) resize(buffer, bytes);
+  return index;
+}
+
+int ScratchFile::take_buffer(int64_t bytes) {
+  if (transfers_) {
+    while (const auto done = transfers_->next(std::chrono::milliseconds(0))) finish(*done);
+  }
+  if (options_.sizes_only) {  // every buffer is free, and all are in use at some time
+    if (buffers_.size() < kBuffers) buffers_.push_back({.memory = nullptr, .bytes = 0});
+    Buffer& smallest = *std::ranges::min_element(buffers_, {}, &Buffer::bytes);
+    smallest.bytes = std::max(smallest.bytes, bytes);
+    return 0;
+  }
+  for (;;) {
+    if (const int spare = take_spare_buffer(bytes); spare >= 0) return spare;
+    if (const int index = find(Use::ready, bytes); index >= 0) {
+      Buffer& buffer = buffers_[static_cast<size_t>(index)];
+      blocks_.at(buffer.block).buffer = -1;
+      buffer.block = -1;
+      buffer.use = Use::free;
+      continue;
+    }
+    if (find(Use::writing, bytes) >= 0 || find(Use::reading, bytes) >= 0) {
+      finish_one();
+      continue;
+    }
+    buffers_.push_back({.memory = nullptr, .bytes = 0});  // all are lent
+    resize(buffers_.back(), bytes);
+    return static_cast<int>(buffers_.size()) - 1;
+  }
+}
+
+void ScratchFile::start(int index, int64_t number, bool writes) {
+  Block& block = blocks_.at(number);
+  Buffer& buffer = buffers_[static_cast<size_t>(index)];
+  block.buffer = index;
+  buffer.block = number;
+  buffer.use = writes ? Use::writing : Use::reading;
+  if (timeline::is_on()) {
+    buffer.recorded.emplace(writes ? TimelineName::write_chunk : TimelineName::read_chunk,
+                            static_cast<int32_t>(number), buffer.bytes);
+  }
+  buffer.transfer = {.transfer = {.file = file_->number(),
+                                  .writes = writes,
+                                  .bytes = {buffer.memory.get(), static_cast<size_t>(buffer.bytes)},
+                                  .offset = block.offset}};
+  transfers_->start(buffer.transfer.transfer, index);
+}
+
+// Begins to read the block that was put before this one, if there is room.
+void ScratchFile::read_ahead(int64_t number) {
+  const auto after = blocks_.find(number);
+  if (after == blocks_.begin()) return;
+  const auto& [before, block] = *std::prev(after);
+  if (block.buffer >= 0 || block.is_dropped) return;
+  const int spare = take_spare_buffer(whole_pages(block.bytes));
+  if (spare >= 0) start(spare, before, /*writes=*/false);
+}
+
+void ScratchFile::finish_one() {
+  const auto done = transfers_->next(options_.timeout);
+  if (done) return finish(*done);
+  const auto busy = std::ranges::find_if(buffers_, [](const Buffer& buffer) {
+    return buffer.use == Use::writing || buffer.use == Use::reading;
+  });
+  ZR_CHECK(busy != buffers_.end(), "no block is read or written");
+  fail(blocks_.at(busy->block),
+       "did not come or go within " + std::to_string(options_.timeout.count() / 1000) + " s");
+}
+
+void ScratchFile::finish(const TransferDone& done) {
+  Buffer& buffer = buffers_[static_cast<size_t>(done.tag)];
+  Block& block = blocks_.at(buffer.block);
+  const TransferState state = carry_on(*files_, *transfers_, buffer.transfer, done);
+  if (!state.failure.empty()) fail(block, state.failure);
+  if (!state.is_over) return;
+  if (buffer.recorded) buffer.recorded->finish();
+  buffer.recorded.reset();
+  const bool was_read = buffer.use == Use::reading;
+  buffer.use = Use::ready;
+  if (block.is_dropped) return forget(buffer.block);
+  if (was_read && checksum_of(buffer.memory.get(), block.bytes) != block.checksum)
+    fail(block, "is not what was written (another checksum)");
+}
+
+void ScratchFile::forget(int64_t number) {
+  const auto found = blocks_.find(number);
+  const Block& block = found->second;
+  if (block.buffer >= 0) {
+    buffers_[static_cast<size_t>(block.buffer)].use = Use::free;
+    buffers_[static_cast<size_t>(block.buffer)].block = -1;
+  }
+  free_places_.emplace(whole_pages(block.bytes), block.offset);
+  blocks_.erase(found);
+  if (!blocks_.empty()) return;
+  free_places_.clear();  // so that blocks of other sizes find room
+  end_ = 0;
+}
+
+}  // namespace zerorun
