@@ -24,7 +24,7 @@ configure() {
   touch "$torch/lib/libtorch_cpu.so"
   printf '#define TORCH_VERSION \\\n  "%s"\n' "$1" >"$torch/include/torch/headeronly/version.h"
   local status=0
-  cmake -S "$scratch/project" -B "$scratch/build" -DTORCH_DIR="$torch" "${@:2}" >"$scratch/output" 2>&1 || status=$?
+  cmake -G Ninja -S "$scratch/project" -B "$scratch/build" -DTORCH_DIR="$torch" "${@:2}" >"$scratch/output" 2>&1 || status=$?
   tr -s ' \n' '  ' <"$scratch/output" >"$scratch/text"
   return $status
 }
