@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,7 @@ struct InputHome {
   Communicator* tensor_ranks = nullptr;
   bool on_host = false;            // inputs on a GPU are copied to page-locked memory
   c10::Device device = c10::kCPU;  // the engine's
-  /// If set, inputs of at least kSmallestInFile bytes are kept there, whatever `on_host` says.
+  /// If set, what blocks have computed is kept there, from kSmallestInFile bytes on, whatever `on_host` says.
   std::shared_ptr<ScratchFile> file = nullptr;
 };
 inline constexpr int64_t kSmallestInFile = 1024;
@@ -39,13 +40,14 @@ class KeptInput {
   /// `label` is for messages. Without a graph; requires grad as the input did.
   at::Tensor restored(const at::Tensor& saved, const std::string& label) const;
   bool is_part() const { return ranks_ != nullptr; }
+  int64_t bytes_in_file() const;
 
  private:
   void move_to_file(const std::string& label);
   at::Tensor read() const;
 
   at::Tensor saved_;
-  std::vector<int64_t> sizes_;
+  std::vector<int64_t> sizes_, strides_;
   c10::Device device_;
   c10::ScalarType dtype_;
   bool requires_grad_;
@@ -54,6 +56,25 @@ class KeptInput {
   std::shared_ptr<ScratchFile> file_ = nullptr;  // set if the input, or its part, is there
   int64_t block_ = 0;                            // of the file
   int64_t numel_ = 0;                            // of the block
+};
+
+/// All inputs of a block between its forward and its backward.
+class KeptInputs {
+ public:
+  /// Returns what autograd is to save. Some of `inputs` may be undefined. `block`: its name. `with_whole`:
+  /// the inputs of which parts are kept are saved whole too, and restore() compares them.
+  std::vector<at::Tensor> keep(const std::vector<at::Tensor>& inputs, const InputHome& home,
+                               const std::string& block, bool with_whole);
+  /// The inputs again. Throws UserError if the parts of tensor ranks make another input than a whole one.
+  std::vector<at::Tensor> restore(const std::vector<at::Tensor>& saved) const;
+  int64_t bytes_in_file() const;
+
+ private:
+  void check_same(const at::Tensor& joined, const at::Tensor& whole, size_t number) const;
+
+  std::string block_;
+  std::vector<std::optional<KeptInput>> inputs_;  // absent: undefined
+  bool has_whole_ = false;
 };
 
 }  // namespace zerorun

@@ -30,7 +30,8 @@ std::string describe(int stage, const std::vector<MeasuredBlock>& blocks) {
   text.precision(17);
   text << stage << '\n';
   for (const auto& [name, cost, kept] : blocks)
-    text << name << '\t' << cost.inputs << '\t' << cost.activations << '\t' << cost.seconds << '\n';
+    text << name << '\t' << cost.inputs << '\t' << cost.in_file << '\t' << cost.activations << '\t'
+         << cost.seconds << '\n';
   return text.str();
 }
 
@@ -44,11 +45,12 @@ std::vector<MeasuredBlock> blocks_of_stage(int stage, const std::vector<std::str
     if (!std::getline(text, name) || name != std::to_string(stage)) continue;
     while (std::getline(text, name, '\t')) {
       BlockCost cost;
-      text >> cost.inputs >> cost.activations >> cost.seconds;
+      text >> cost.inputs >> cost.in_file >> cost.activations >> cost.seconds;
       text.ignore();
       auto block = std::ranges::find(blocks, name, &MeasuredBlock::name);
       if (block == blocks.end()) block = blocks.insert(block, {.name = name, .cost = {}});
       block->cost.inputs = std::max(block->cost.inputs, cost.inputs);
+      block->cost.in_file = std::max(block->cost.in_file, cost.in_file);
       block->cost.activations = std::max(block->cost.activations, cost.activations);
       block->cost.seconds = std::max(block->cost.seconds, cost.seconds);
     }
@@ -58,18 +60,18 @@ std::vector<MeasuredBlock> blocks_of_stage(int stage, const std::vector<std::str
 
 }  // namespace
 
-int64_t peak_of(const std::vector<MeasuredBlock>& blocks, int64_t in_flight, bool in_file) {
+int64_t peak_of(const std::vector<MeasuredBlock>& blocks, int64_t in_flight) {
   int64_t held = 0;  // of one micro-batch, by the blocks so far
   int64_t recomputing = 0;
   for (const auto& [name, cost, kept] : blocks) {
     if (kept) held += cost.inputs + cost.activations;
     if (!kept) recomputing = std::max(recomputing, held + cost.inputs + cost.activations);
-    if (!kept && !in_file) held += cost.inputs;
+    if (!kept) held += cost.inputs - cost.in_file;
   }
   return (in_flight - 1) * held + std::max(held, recomputing);
 }
 
-void keep_within(int64_t budget, int64_t in_flight, std::vector<MeasuredBlock>& blocks, bool in_file) {
+void keep_within(int64_t budget, int64_t in_flight, std::vector<MeasuredBlock>& blocks) {
   std::vector<size_t> order(blocks.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const auto saves_per_byte = [&](size_t index) {
@@ -79,7 +81,7 @@ void keep_within(int64_t budget, int64_t in_flight, std::vector<MeasuredBlock>& 
   std::ranges::stable_sort(order, std::greater(), saves_per_byte);
   for (const size_t index : order) {
     blocks[index].kept = true;
-    if (peak_of(blocks, in_flight, in_file) > budget) blocks[index].kept = false;
+    if (peak_of(blocks, in_flight) > budget) blocks[index].kept = false;
   }
 }
 
@@ -117,6 +119,7 @@ void Recomputation::add(const std::string& name, const BlockCost& cost) {
   if (block == blocks_.end()) return;
   BlockCost& known = block->cost;
   known.inputs = std::max(known.inputs, cost.inputs);
+  known.in_file = std::max(known.in_file, cost.in_file);
   known.activations = std::max(known.activations, cost.activations);
   known.seconds = known.seconds == 0 ? cost.seconds : std::min(known.seconds, cost.seconds);
 }
@@ -134,8 +137,7 @@ bool Recomputation::is_undecided() const {
 std::string Recomputation::decide(Communicator& ranks, int stage, int64_t in_flight) {
   const std::lock_guard lock(mutex_);
   blocks_ = blocks_of_stage(stage, exchange_texts(describe(stage, blocks_), ranks, "costs of recomputation"));
-  const bool in_file = home_.file != nullptr;
-  keep_within(*config_.budget, in_flight, blocks_, in_file);
+  keep_within(*config_.budget, in_flight, blocks_);
   undecided_ = false;
   std::string kept;
   int64_t count = 0;
@@ -147,7 +149,7 @@ std::string Recomputation::decide(Communicator& ranks, int stage, int64_t in_fli
     }
     kept += (count++ == 0 ? ": " : ", ") + block.name;
   }
-  const int64_t peak = peak_of(blocks_, in_flight, in_file);
+  const int64_t peak = peak_of(blocks_, in_flight);
   std::string text = "recomputation within " + in_mib(*config_.budget) + ": keeps the activations of " +
                      std::to_string(count) + " of " + std::to_string(blocks_.size()) + " blocks, " +
                      in_mib(peak) + " at most, and recomputes the others in " + in_ms(seconds) +

@@ -6,8 +6,9 @@
 // a pipeline stage take the largest bytes and times that any of them has measured, so that all decide alike,
 // and keep blocks instead of recomputing them: those first that save the most time per byte, as long as the
 // peak stays within the budget. The peak counts, of every micro-batch between its forward and its backward,
-// the inputs of all blocks and the activations of those that are kept, and of one micro-batch the block that
-// is recomputed at that time: in backward, when the blocks after it have let go of theirs.
+// the inputs of all blocks, but for those in a file, and the activations of those that are kept, and of one
+// micro-batch the block that is recomputed at that time: in backward, when the blocks after it have let go of
+// theirs.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,7 @@ namespace zerorun {
 /// What the recomputation of a block for one micro-batch has cost.
 struct BlockCost {
   int64_t inputs = 0;       // bytes of its inputs
+  int64_t in_file = 0;      // of these, those that are in a file until they are used
   int64_t activations = 0;  // bytes that its operators keep for backward, besides the inputs
   double seconds = 0;
 };
@@ -38,11 +40,10 @@ struct MeasuredBlock {
 };
 
 /// The most bytes that the blocks hold at a time. `blocks`: in the order of forward. `in_flight`: how many
-/// micro-batches are between their forward and their backward. `in_file`: inputs of recomputed blocks are in
-/// a file until they are used.
-int64_t peak_of(const std::vector<MeasuredBlock>& blocks, int64_t in_flight, bool in_file = false);
+/// micro-batches are between their forward and their backward.
+int64_t peak_of(const std::vector<MeasuredBlock>& blocks, int64_t in_flight);
 /// Sets `kept` of those blocks that are not to be recomputed ([Note: budget]).
-void keep_within(int64_t budget, int64_t in_flight, std::vector<MeasuredBlock>& blocks, bool in_file = false);
+void keep_within(int64_t budget, int64_t in_flight, std::vector<MeasuredBlock>& blocks);
 
 class Recomputation {
  public:

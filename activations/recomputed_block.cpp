@@ -1,6 +1,5 @@
 #include "activations/recomputed_block.h"
 
-#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -101,13 +100,12 @@ struct Pending : torch::CustomClassHolder {
   std::vector<c10::Device> devices;
   std::optional<GeneratorStates> generators;  // at the block's begin; absent if it draws nothing
   AutocastState autocast;
-  std::vector<std::optional<KeptInput>> inputs;  // absent: undefined
+  KeptInputs inputs;
   std::vector<TensorFacts> outputs;
   bool is_compared = false;              // operator by operator: the first one of its name
   std::vector<BlockOperator> operators;  // if so
   std::vector<uint32_t> versions;        // of the block's parameters
   bool has_anchor = false;
-  bool has_whole = false;  // the inputs of which parts are kept are saved whole too, to be compared
 };
 
 // The inputs as leaves of a graph of their own.
@@ -190,49 +188,6 @@ at::Tensor without_graph(const std::string& block, const at::Tensor& output, con
   return is_view ? output : output.detach();
 }
 
-std::string label_of_inputs(const Pending& pending) {
-  return "an input of block " + pending.block->name;
-}
-
-Tensors keep(Pending& pending, const Tensors& inputs) {
-  Recomputation& recomputation = *pending.block->recomputation;
-  Tensors saved, whole;
-  for (const at::Tensor& input : inputs) {
-    std::optional<KeptInput>& kept = pending.inputs.emplace_back();
-    if (!input.defined()) continue;
-    kept.emplace(input, recomputation.home(), label_of_inputs(pending));
-    saved.push_back(kept->saved());
-    if (kept->is_part()) whole.push_back(input);
-  }
-  pending.has_whole = !whole.empty() && pending.is_compared;
-  if (pending.has_whole) saved.insert(saved.end(), whole.begin(), whole.end());
-  return saved;
-}
-
-void check_same(const Pending& pending, const at::Tensor& joined, const at::Tensor& whole, size_t index) {
-  // Bit by bit, so that a value that is not a number equals itself.
-  if (at::equal(joined.reshape({-1}).view(at::kByte), whole.reshape({-1}).view(at::kByte))) return;
-  throw UserError(
-      "activation_checkpointing.partition_activations: tensor ranks give block " + pending.block->name +
-      " different values as input " + std::to_string(index) +
-      ", so that it cannot be joined from their parts: mark a block whose inputs are equal on all "
-      "tensor ranks, or set the key to false");
-}
-
-Tensors restore(const Pending& pending, const Tensors& saved) {
-  const auto count = [&](auto is_counted) { return std::ranges::count_if(pending.inputs, is_counted); };
-  auto next = saved.begin();
-  auto whole = saved.begin() + count([](const auto& kept) { return kept.has_value(); });
-  Tensors inputs;
-  for (const std::optional<KeptInput>& kept : pending.inputs) {
-    at::Tensor& input = inputs.emplace_back();
-    if (!kept) continue;
-    input = kept->restored(*next++, label_of_inputs(pending));
-    if (pending.has_whole && kept->is_part()) check_same(pending, input, *whole++, inputs.size());
-  }
-  return inputs;
-}
-
 // Plain LibTorch checks this of tensors that operators have saved.
 void check_parameters(const Pending& pending) {
   const Tensors& parameters = pending.block->parameters;
@@ -299,6 +254,7 @@ Tensors measure_again(const Pending& pending, const Tensors& inputs) {
   // The outputs would be in memory without recomputation too, as inputs of what comes next.
   pending.block->recomputation->add(pending.block->name,
                                     {.inputs = bytes_of(inputs),
+                                     .in_file = pending.inputs.bytes_in_file(),
                                      .activations = std::max<int64_t>(memory.held() - bytes_of(outputs), 0),
                                      .seconds = seconds.count()});
   return outputs;
@@ -330,7 +286,8 @@ struct RecomputedBlock : torch::autograd::Function<RecomputedBlock> {
       if (output.defined() && !output.requires_grad()) constants.push_back(outputs.back());
     }
     context->mark_non_differentiable(constants);
-    context->save_for_backward(keep(*pending, inputs));
+    context->save_for_backward(pending->inputs.keep(inputs, pending->block->recomputation->home(),
+                                                    pending->block->name, pending->is_compared));
     context->saved_data["pending"] = c10::IValue::make_capsule(pending);
     context->set_materialize_grads(false);
     return outputs;
@@ -341,7 +298,7 @@ struct RecomputedBlock : torch::autograd::Function<RecomputedBlock> {
     const Pending& pending = static_cast<const Pending&>(*capsule);
     check_accumulates(pending.block->name);
     check_parameters(pending);
-    const Tensors inputs = restore(pending, context->get_saved_variables());
+    const Tensors inputs = pending.inputs.restore(context->get_saved_variables());
     const Tensors outputs = pending.block->recomputation->measures() ? measure_again(pending, inputs)
                                                                      : compute_again(pending, inputs);
     Tensors roots, seeds;

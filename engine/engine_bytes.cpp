@@ -1,6 +1,7 @@
 // The parts of Engine and EngineState that count bytes of model state.
 #include <algorithm>
 
+#include "activations/recomputation.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
 #include "zero/stage.h"
@@ -34,7 +35,8 @@ BytesByCategory EngineState::bytes_by_category() const {
     bytes.in_files += slices->files().file_bytes();
   }
   if (recomputation && recomputation->home().file) {
-    bytes.buckets += recomputation->home().file->buffer_bytes();
+    const bool is_on_gpu = mesh.world().device().streams().asynchronous();
+    (is_on_gpu ? bytes.on_host : bytes.buckets) += recomputation->home().file->buffer_bytes();
     bytes.in_files += recomputation->home().file->file_bytes();
   }
   for (const auto* others : {&unbucketed, &unsaved}) {

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file_path.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "checkpoint/file_system.h"
 #include "comm/agreement.h"
 #include "engine/engine_state.h"
@@ -37,7 +38,7 @@ std::shared_ptr<ScratchFile> file_of_inputs(const Config& config, Communicator& 
                              .sizes_only = ranks.device().location().is_meta()};
   std::shared_ptr<ScratchFile> file;
   const auto make = [&] {
-    file = std::make_shared<ScratchFile>(checkpoint::local_file_system(), std::move(options));
+    file = kept_by_forks(std::make_shared<ScratchFile>(checkpoint::local_file_system(), std::move(options)));
   };
   if (options.sizes_only) {
     make();

@@ -1,6 +1,7 @@
 // Transfers through io_uring. The kernel executes them, so no thread of this process waits for the disk.
 #include <liburing.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <thread>
@@ -24,7 +25,8 @@ class IoUring : public Transfers {
   void start(const Transfer& transfer, int tag) override {
     io_uring_sqe* entry = ::io_uring_get_sqe(&ring_);
     ZR_CHECK(entry, "more transfers than the ring has room for");
-    const auto count = static_cast<unsigned>(transfer.bytes.size());
+    constexpr size_t kMost = size_t{1} << 30;  // the ring counts in 32 bits; the caller goes on with the rest
+    const auto count = static_cast<unsigned>(std::min(transfer.bytes.size(), kMost));
     const auto offset = static_cast<uint64_t>(transfer.offset);
     if (transfer.writes) {
       ::io_uring_prep_write(entry, transfer.file, transfer.bytes.data(), count, offset);

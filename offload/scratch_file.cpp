@@ -3,8 +3,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <iterator>
 #include <new>
-#include <span>
+#include <ranges>
 #include <utility>
 
 #include "base/error.h"
@@ -14,6 +15,9 @@
 
 namespace zerorun {
 namespace {
+
+// Transfers at a time. There are more buffers than kBuffers only while so many are lent.
+constexpr int kMostInFlight = 2 * ScratchFile::kBuffers;
 
 int64_t whole_pages(int64_t bytes) {
   return checkpoint::rounded_up(bytes, checkpoint::kPageBytes);
@@ -39,41 +43,56 @@ ScratchFile::ScratchFile(checkpoint::FileSystem& files, ScratchFileOptions optio
     : files_(&files), options_(std::move(options)) {
   if (options_.sizes_only) return;
   file_.emplace(checkpoint::OpenFile::create_nameless(files, options_.folder));
-  buffers_.reserve(kBuffers);
-  // A buffer that is made beyond kBuffers is read into at once.
-  transfers_ = options_.open(files, kBuffers + 1, options_.threads);
+  transfers_ = options_.open(files, kMostInFlight, options_.threads);
 }
 
 int64_t ScratchFile::put(int64_t bytes, const std::function<void(std::byte*)>& fill, std::string label) {
-  const std::lock_guard lock(mutex_);
-  check_works();
-  const int number = take_buffer(whole_pages(bytes));
-  const int64_t block = next_block_++;
-  const auto added = blocks_.emplace(
-      block, Block{.label = std::move(label), .offset = take_place(whole_pages(bytes)), .bytes = bytes});
-  written_bytes_ += whole_pages(bytes);
-  if (options_.sizes_only) return block;
-  std::byte* memory = buffers_[static_cast<size_t>(number)].memory.get();
-  fill(memory);
-  added.first->second.checksum = checksum_of(memory, bytes);
-  start(number, block, /*writes=*/true);
-  return block;
+  check_process();
+  std::unique_lock lock(mutex_);
+  check_not_failed();
+  const int64_t room = whole_pages(bytes);
+  const int index = take_buffer(room);
+  Block block{.label = std::move(label), .offset = 0, .bytes = bytes};
+  if (!options_.sizes_only) {
+    std::byte* memory = buffers_[static_cast<size_t>(index)].memory.get();
+    buffers_[static_cast<size_t>(index)].use = Use::lent;
+    lock.unlock();  // `fill` may destroy tensors, which drop blocks
+    try {
+      fill(memory);
+    } catch (...) {
+      give_back(memory);
+      throw;
+    }
+    block.checksum = checksum_of(memory, bytes);
+    lock.lock();
+  }
+  block.offset = take_place(room);
+  written_bytes_ += room;
+  const int64_t number = next_block_++;
+  blocks_.emplace(number, std::move(block));
+  if (!options_.sizes_only) start(index, number, /*writes=*/true);
+  return number;
 }
 
 std::byte* ScratchFile::get(int64_t number) {
+  check_process();
   const std::lock_guard lock(mutex_);
-  check_works();
+  check_not_failed();
   if (options_.sizes_only) return nullptr;
   Block& block = blocks_.at(number);
-  if (block.buffer < 0) start(take_buffer(whole_pages(block.bytes)), number, /*writes=*/false);
-  const auto index = static_cast<size_t>(block.buffer);
-  if (buffers_[index].use != Use::ready) {
+  const auto is_here = [&] {
+    // A write from one of the other buffers leaves the block in the file alone.
+    if (block.buffer < 0) start(take_buffer(whole_pages(block.bytes)), number, /*writes=*/false);
+    return buffers_[static_cast<size_t>(block.buffer)].use == Use::ready;
+  };
+  if (!is_here()) {
     const TimelineSpan span(TimelineName::wait_for_files, static_cast<int32_t>(number));
-    while (buffers_[index].use != Use::ready) finish_one();
+    while (!is_here()) finish_one();
   }
+  const auto index = static_cast<size_t>(block.buffer);
   buffers_[index].use = Use::lent;
-  buffers_[index].block = -1;
   block.buffer = -1;
+  ++block.lent;
   read_ahead(number);
   return buffers_[index].memory.get();
 }
@@ -83,7 +102,9 @@ void ScratchFile::give_back(const std::byte* memory) noexcept {
   const std::lock_guard lock(mutex_);
   const auto lent =
       std::ranges::find(buffers_, memory, [](const Buffer& buffer) { return buffer.memory.get(); });
-  if (lent != buffers_.end()) lent->use = Use::free;
+  if (lent == buffers_.end()) return;
+  if (const auto block = blocks_.find(lent->block); block != blocks_.end()) --block->second.lent;
+  release(*lent);
 }
 
 void ScratchFile::drop(int64_t number) noexcept {
@@ -112,12 +133,15 @@ int64_t ScratchFile::written_bytes() const {
   return written_bytes_;
 }
 
-void ScratchFile::check_works() const {
-  if (!home_.is_current()) {
-    throw UserError("a forked child of rank " + std::to_string(options_.rank) +
-                    " uses the engine of its parent, with which it shares a file (" + options_.key +
-                    "): train only in the parent");
-  }
+// Before the lock, which a forked child may have got from its parent in a locked state.
+void ScratchFile::check_process() const {
+  if (home_.is_current()) return;
+  throw UserError("a forked child of rank " + std::to_string(options_.rank) +
+                  " uses the engine of its parent, with which it shares a file (" + options_.key +
+                  "): train only in the parent");
+}
+
+void ScratchFile::check_not_failed() const {
   if (!failure_.empty()) throw TrainingError(failure_);
 }
 
@@ -128,38 +152,61 @@ void ScratchFile::fail(const Block& block, const std::string& what) {
   throw TrainingError(failure_);
 }
 
-// The place of a block that is dropped, or one at the end of the file.
+// The smallest free place that has room, or one at the end of the file.
 int64_t ScratchFile::take_place(int64_t bytes) {
-  if (const auto place = free_places_.find(bytes); place != free_places_.end()) {
-    const int64_t offset = place->second;
-    free_places_.erase(place);
+  auto best = free_places_.end();
+  for (auto place = free_places_.begin(); place != free_places_.end(); ++place) {
+    if (place->second >= bytes && (best == free_places_.end() || place->second < best->second)) best = place;
+  }
+  if (best == free_places_.end()) {
+    const int64_t offset = std::exchange(end_, end_ + bytes);
+    file_bytes_ = std::max(file_bytes_, end_);
     return offset;
   }
-  const int64_t offset = std::exchange(end_, end_ + bytes);
-  file_bytes_ = std::max(file_bytes_, end_);
+  const auto [offset, room] = *best;
+  if (room > bytes) free_places_.emplace(offset + bytes, room - bytes);
+  free_places_.erase(best);
   return offset;
 }
 
+void ScratchFile::give_back_place(int64_t offset, int64_t bytes) {
+  if (const auto after = free_places_.find(offset + bytes); after != free_places_.end()) {
+    bytes += after->second;
+    free_places_.erase(after);
+  }
+  const auto next = free_places_.lower_bound(offset);
+  if (next != free_places_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      offset = before->first;
+      bytes += before->second;
+      free_places_.erase(before);
+    }
+  }
+  if (offset + bytes == end_) {
+    end_ = offset;
+  } else {
+    free_places_.emplace(offset, bytes);
+  }
+}
+
 void ScratchFile::resize(Buffer& buffer, int64_t bytes) const {
-  buffer.bytes = bytes;
-  if (options_.sizes_only) return;
   buffer.memory.reset();
+  buffer.bytes = 0;
   const auto size = static_cast<size_t>(bytes);
   const AllocatingFor use(MemoryUse::buckets, bytes);
   void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    buffer.bytes = 0;
-    throw std::bad_alloc();
-  }
+  if (memory == MAP_FAILED) throw std::bad_alloc();
   ::madvise(memory, size, MADV_DONTFORK);  // forked children must not share these pages
   buffer.memory = {static_cast<std::byte*>(memory), Unmap{size}};
+  buffer.bytes = bytes;
 }
 
-// Of the buffers of this use, one of `bytes` bytes or else another one; of those with blocks the one whose
-// block was put first, as it comes back last. -1: none.
+// Of the first kBuffers buffers those of this use: one of `bytes` bytes or else another one; of those with
+// blocks the one whose block was put first, as it comes back last. -1: none.
 int ScratchFile::find(Use use, int64_t bytes) const {
   int found = -1;
-  for (int index = 0; index < static_cast<int>(buffers_.size()); ++index) {
+  for (int index = 0; index < std::min(static_cast<int>(buffers_.size()), kBuffers); ++index) {
     const Buffer& buffer = buffers_[static_cast<size_t>(index)];
     if (buffer.use != use) continue;
     const auto order = [&](const Buffer& each) { return std::pair(each.bytes != bytes, each.block); };
@@ -183,39 +230,47 @@ int ScratchFile::take_spare_buffer(int64_t bytes) {
 }
 
 int ScratchFile::take_buffer(int64_t bytes) {
-  if (transfers_) {
-    while (const auto done = transfers_->next(std::chrono::milliseconds(0))) finish(*done);
-  }
   if (options_.sizes_only) {  // every buffer is free, and all are in use at some time
     if (buffers_.size() < kBuffers) buffers_.push_back({.memory = nullptr, .bytes = 0});
     Buffer& smallest = *std::ranges::min_element(buffers_, {}, &Buffer::bytes);
     smallest.bytes = std::max(smallest.bytes, bytes);
     return 0;
   }
+  while (const auto done = transfers_->next(std::chrono::milliseconds(0))) finish(*done);
   for (;;) {
     if (const int spare = take_spare_buffer(bytes); spare >= 0) return spare;
     if (const int index = find(Use::ready, bytes); index >= 0) {
       Buffer& buffer = buffers_[static_cast<size_t>(index)];
       blocks_.at(buffer.block).buffer = -1;
-      buffer.block = -1;
-      buffer.use = Use::free;
-      continue;
-    }
-    if (find(Use::writing, bytes) >= 0 || find(Use::reading, bytes) >= 0) {
+      release(buffer);
+    } else if (find(Use::writing, bytes) >= 0 || find(Use::reading, bytes) >= 0) {
       finish_one();
-      continue;
+    } else {
+      break;  // all are lent
     }
-    buffers_.push_back({.memory = nullptr, .bytes = 0});  // all are lent
-    resize(buffers_.back(), bytes);
-    return static_cast<int>(buffers_.size()) - 1;
   }
+  const auto others = std::ranges::subrange(buffers_.begin() + kBuffers, buffers_.end());
+  auto other = std::ranges::find(others, Use::free, &Buffer::use);
+  if (other == buffers_.end()) other = buffers_.insert(other, Buffer{.memory = nullptr, .bytes = 0});
+  resize(*other, bytes);
+  return static_cast<int>(other - buffers_.begin());
+}
+
+void ScratchFile::release(Buffer& buffer) {
+  buffer.use = Use::free;
+  buffer.block = -1;
+  if (&buffer - buffers_.data() < kBuffers) return;
+  buffer.memory.reset();
+  buffer.bytes = 0;
 }
 
 void ScratchFile::start(int index, int64_t number, bool writes) {
-  Block& block = blocks_.at(number);
   Buffer& buffer = buffers_[static_cast<size_t>(index)];
+  Block& block = blocks_.at(number);
   block.buffer = index;
   buffer.block = number;
+  buffer.use = Use::lent;  // until it begins
+  while (in_flight_ == kMostInFlight) finish_one();
   buffer.use = writes ? Use::writing : Use::reading;
   if (timeline::is_on()) {
     buffer.recorded.emplace(writes ? TimelineName::write_chunk : TimelineName::read_chunk,
@@ -226,13 +281,17 @@ void ScratchFile::start(int index, int64_t number, bool writes) {
                                   .bytes = {buffer.memory.get(), static_cast<size_t>(buffer.bytes)},
                                   .offset = block.offset}};
   transfers_->start(buffer.transfer.transfer, index);
+  ++in_flight_;
 }
 
-// Begins to read the block that was put before this one, if there is room.
+// Begins to read the last block before this one that is not lent, if it is in no buffer and one is free.
 void ScratchFile::read_ahead(int64_t number) {
-  const auto after = blocks_.find(number);
-  if (after == blocks_.begin()) return;
-  const auto& [before, block] = *std::prev(after);
+  auto place = blocks_.find(number);
+  do {
+    if (place == blocks_.begin()) return;
+    --place;
+  } while (place->second.lent > 0);
+  const auto& [before, block] = *place;
   if (block.buffer >= 0 || block.is_dropped) return;
   const int spare = take_spare_buffer(whole_pages(block.bytes));
   if (spare >= 0) start(spare, before, /*writes=*/false);
@@ -255,6 +314,7 @@ void ScratchFile::finish(const TransferDone& done) {
   const TransferState state = carry_on(*files_, *transfers_, buffer.transfer, done);
   if (!state.failure.empty()) fail(block, state.failure);
   if (!state.is_over) return;
+  --in_flight_;
   if (buffer.recorded) buffer.recorded->finish();
   buffer.recorded.reset();
   const bool was_read = buffer.use == Use::reading;
@@ -262,20 +322,20 @@ void ScratchFile::finish(const TransferDone& done) {
   if (block.is_dropped) return forget(buffer.block);
   if (was_read && checksum_of(buffer.memory.get(), block.bytes) != block.checksum)
     fail(block, "is not what was written (another checksum)");
+  if (was_read || done.tag < kBuffers) return;
+  block.buffer = -1;
+  release(buffer);
 }
 
 void ScratchFile::forget(int64_t number) {
   const auto found = blocks_.find(number);
   const Block& block = found->second;
-  if (block.buffer >= 0) {
-    buffers_[static_cast<size_t>(block.buffer)].use = Use::free;
-    buffers_[static_cast<size_t>(block.buffer)].block = -1;
+  if (block.buffer >= 0) release(buffers_[static_cast<size_t>(block.buffer)]);
+  try {
+    give_back_place(block.offset, whole_pages(block.bytes));
+  } catch (const std::bad_alloc&) {  // then nothing uses this place again
   }
-  free_places_.emplace(whole_pages(block.bytes), block.offset);
   blocks_.erase(found);
-  if (!blocks_.empty()) return;
-  free_places_.clear();  // so that blocks of other sizes find room
-  end_ = 0;
 }
 
 }  // namespace zerorun

@@ -23,7 +23,8 @@ TransferState carry_on(checkpoint::FileSystem& files, Transfers& transfers, Whol
     count = 0;
   } else if (count <= 0) {
     return {.failure = std::string("cannot be ") + (transfer.writes ? "written" : "read") + ": " +
-                       (count == 0 ? "the file ends too early" : std::strerror(static_cast<int>(-count)))};
+                       (count == 0 ? (transfer.writes ? "no byte was taken" : "the file ends too early")
+                                   : std::strerror(static_cast<int>(-count)))};
   }
   if (count == static_cast<int64_t>(transfer.bytes.size())) return {.is_over = true};
   transfer.bytes = transfer.bytes.subspan(static_cast<size_t>(count));

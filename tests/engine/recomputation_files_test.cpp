@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "activations/recomputable.h"
 #include "base/error.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/state_header.h"
@@ -120,6 +121,49 @@ TEST_CASE("Graphs may be differentiated in any order, twice, and not at all") {
     // Three graphs at once, and the next three begin while the last ones are still there.
     expect(run.second >= 9 * kInput && run.second <= 18 * kInput, "the file " + std::to_string(run.second));
   });
+}
+
+TEST_CASE("A block in a file may have several inputs, masks, and inputs in another order of memory") {
+  struct Layers : torch::nn::Module {
+    Layers()
+        : image(register_module("image", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 5).padding(2)))),
+          pair(register_module("pair", torch::nn::Linear(32, 32))),
+          weight(register_parameter("weight", at::ones({8, 1, 32, 32}))) {}
+    torch::nn::Conv2d image;
+    torch::nn::Linear pair;
+    at::Tensor weight;
+  };
+  const TemporaryFolder folder;
+  for (const int stage : {0, 3}) {
+    run_ranks(2, [&](auto communicator) {
+      const auto train = [&](const std::string& recompute) {
+        Layers model;
+        fill(model, 3);
+        Engine engine = make_engine(model, block_config(stage, recompute), communicator);
+        const at::Tensor mask = values({8, 32, 32}, 9);
+        for (uint64_t step = 0; step < 3; ++step) {
+          // One channel: the order of memory of images with channels last, which convolutions look at.
+          const at::Tensor image =
+              (model.weight * values({8, 1, 32, 32}, step)).as_strided({8, 1, 32, 32}, {1024, 1, 32, 1});
+          at::Tensor x = recomputable(*model.image, image).mean(1);
+          x = recomputable(
+              *model.pair,
+              [&](const at::Tensor& rows, const at::Tensor& columns, const at::Tensor& given) {
+                return model.pair(rows) * given + columns;
+              },
+              x, x.transpose(1, 2).exp(), mask);
+          engine.backward(x.square().mean());
+          engine.step();
+        }
+        GatheredParameters whole(engine, model.parameters());
+        return std::pair(copies_of(model), engine.bytes_by_category().in_files);
+      };
+      const auto kept = train(""), run = train(in_file(folder / ""));
+      expect_same(run.first, kept.first, "parameters");
+      expect(run.second == 3 * kInput,
+             "the image and two of the three inputs: " + std::to_string(run.second));
+    });
+  }
 }
 
 TEST_CASE("A folder in which no file can be made is an error on all ranks") {
