@@ -3,8 +3,8 @@
 #include <fstream>
 #include <map>
 #include <mutex>
-#include <random>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "base/hexadecimal.h"
 #include "checkpoint/checksums.h"
