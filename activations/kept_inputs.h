@@ -25,7 +25,7 @@ struct InputHome {
   /// If set, what blocks have computed is kept there, from kSmallestInFile bytes on, whatever `on_host` says.
   std::shared_ptr<ScratchFile> file = nullptr;
 };
-inline constexpr int64_t kSmallestInFile = 1024;
+inline constexpr int64_t kSmallestInFile = 512;
 
 /// One input between a block's forward and its backward.
 class KeptInput {

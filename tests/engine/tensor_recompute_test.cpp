@@ -10,6 +10,7 @@
 #include "tests/support/expectations.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/settings.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
 namespace {
@@ -78,6 +79,9 @@ TEST_CASE("Layers split among tensor ranks and recomputed in backward train like
 
 TEST_CASE("Tensor ranks that keep parts of a block's inputs train with the same bits") {
   const std::string parts = R"(, "activation_checkpointing": {"partition_activations": true})";
+  const TemporaryFolder folder;
+  const std::string parts_in_file =
+      parts + R"(, "zerorun": {"recompute": {"every": 1, "nvme_path": ")" + std::string(folder / "") + "\"}}";
   for (const auto [stage, ranks, accumulates] : settings(4, 2, 2)) {
     const MeshSizes mesh{1, 2 + ranks, 1};
     CAPTURE(stage, describe(mesh), accumulates);
@@ -89,7 +93,11 @@ TEST_CASE("Tensor ranks that keep parts of a block's inputs train with the same 
           communicator, false);
       const RecomputedRun partitioned =
           train_split(options, decoder_config(stage, kSgd, accumulation, parts), mesh, communicator, false);
+      const RecomputedRun in_file = train_split(
+          options, decoder_config(stage, kSgd, accumulation, parts_in_file), mesh, communicator, false);
       expect(partitioned.trained.losses == whole.trained.losses, "the same bits of losses");
+      expect(in_file.trained.losses == whole.trained.losses, "the same bits with parts in a file");
+      expect(in_file.sent == partitioned.sent, "the same messages with parts in a file");
       // A gather of the input of each layer, padded to equal parts.
       const int64_t input = 2 * 7 * options.hidden(), part = (input + mesh.tensor - 1) / mesh.tensor;
       const auto gathers = static_cast<double>(kStepsOfRecomputed * accumulation * options.layers);
