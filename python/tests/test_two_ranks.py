@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from launch import ALL, run_several
+from launch import ALL, run, run_several
 
 import zerorun
 from zerorun.module_notes import explained_errors
@@ -21,6 +21,10 @@ CASES = {
 def test_programs_of_public_reports(comm):
     output = run_several(CASES[comm], ZERORUN_COMM=comm, ZERORUN_TIMEOUT="20")  # the last one's ranks wait for each other
     assert output.count("PASS") == 2 * len(CASES[comm])
+
+
+def test_without_numpy(tmp_path):
+    assert run("without_numpy.py", tmp_path).count("without numpy: Numpy is not available") == 2
 
 
 def test_only_gathers_of_parameters_name_leaf_modules():

@@ -3,8 +3,6 @@
 import logging
 import os
 
-import torch
-
 from . import client_state as states, zero_to_fp32
 from ._core import CommError, Error, UserError
 from .errors import BadArgument, FailedAssertion, not_supported
@@ -16,7 +14,6 @@ log = logging.getLogger("zerorun")
 # In a checkpoint's client state: the state of the program's scheduler, the numbers of its optimizer if that runs itself, and the
 # samples so far if they are not those of all optimizer steps.
 _SCHEDULE_KEY, _OPTIMIZER_KEY, _SAMPLES_KEY = "_lr_scheduler", "_zerorun_optimizer", "_zerorun_samples"
-
 
 # How the engine's error begins if ranks save under different tags, where DeepSpeed raises AssertionError.
 _DIFFERENT = "ranks save different checkpoints"
@@ -57,14 +54,13 @@ class Checkpoints:
 
     def _agreed_tag(self, tag):
         """Where ranks pass different tags, rank 0's, with a warning, as checkpoint.tag_validation says. With "fail" the save is refused."""
-        if self._tag_validation == "fail" or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        if self._tag_validation == "fail":
             return tag
-        of_rank_0 = [tag]
-        torch.distributed.broadcast_object_list(of_rank_0)
-        if of_rank_0[0] != tag and self._tag_validation != "ignore":
+        of_rank_0 = self._core.tag_of_rank_0(tag)
+        if of_rank_0 != tag and self._tag_validation != "ignore":
             log.warning("save_checkpoint(): this rank's tag %r is another than rank 0's %r, under which all ranks save", os.fsdecode(tag),
-                        os.fsdecode(of_rank_0[0]))
-        return of_rank_0[0]
+                        os.fsdecode(of_rank_0))
+        return of_rank_0
 
     def _state_to_save(self, client_state):
         try:

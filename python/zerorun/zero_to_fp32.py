@@ -159,8 +159,9 @@ def _read_safetensors(path):
     """Tensors that share the file's memory map."""
     size = path.stat().st_size
     data = torch.from_file(str(path), size=size, dtype=torch.uint8)
-    header_bytes = int.from_bytes(data[:8].numpy().tobytes(), "little")
-    header = json.loads(data[8:8 + header_bytes].numpy().tobytes())
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
     tensors = {}
     for name, entry in header.items():
         if name == "__metadata__":
