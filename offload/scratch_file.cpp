@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <iterator>
 #include <new>
-#include <ranges>
 #include <utility>
 
 #include "base/error.h"
@@ -249,8 +248,8 @@ int ScratchFile::take_buffer(int64_t bytes) {
       break;  // all are lent
     }
   }
-  const auto others = std::ranges::subrange(buffers_.begin() + kBuffers, buffers_.end());
-  auto other = std::ranges::find(others, Use::free, &Buffer::use);
+  auto other = std::find_if(buffers_.begin() + kBuffers, buffers_.end(),
+                            [](const Buffer& buffer) { return buffer.use == Use::free; });
   if (other == buffers_.end()) other = buffers_.insert(other, Buffer{.memory = nullptr, .bytes = 0});
   resize(*other, bytes);
   return static_cast<int>(other - buffers_.begin());
