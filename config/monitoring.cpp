@@ -11,12 +11,6 @@
 namespace zerorun::config {
 namespace {
 
-// Leaves `target` absent if the file does not have the key.
-template <typename T>
-void read_optional(const Resolution& resolution, const std::string& path, std::optional<T>& target) {
-  if (auto value = resolution.settings.get<T>(path)) target = std::move(value);
-}
-
 void read_files(const Resolution& resolution, const std::string& section, FileMonitorConfig& files) {
   resolution.read(section + ".enabled", files.enabled);
   resolution.read(section + ".output_path", files.output_path);
@@ -26,8 +20,8 @@ void read_files(const Resolution& resolution, const std::string& section, FileMo
 WandbConfig resolve_wandb(const Resolution& resolution) {
   WandbConfig wandb;
   resolution.read("wandb.enabled", wandb.enabled);
-  read_optional(resolution, "wandb.group", wandb.group);
-  read_optional(resolution, "wandb.team", wandb.team);
+  resolution.read("wandb.group", wandb.group);
+  resolution.read("wandb.team", wandb.team);
   resolution.read("wandb.project", wandb.project);
   return wandb;
 }
@@ -36,13 +30,13 @@ CometConfig resolve_comet(const Resolution& resolution) {
   CometConfig comet;
   resolution.read("comet.enabled", comet.enabled);
   resolution.read("comet.samples_log_interval", comet.samples_log_interval);
-  read_optional(resolution, "comet.project", comet.project);
-  read_optional(resolution, "comet.workspace", comet.workspace);
-  read_optional(resolution, "comet.api_key", comet.api_key);
-  read_optional(resolution, "comet.experiment_name", comet.experiment_name);
-  read_optional(resolution, "comet.experiment_key", comet.experiment_key);
-  read_optional(resolution, "comet.online", comet.online);
-  read_optional(resolution, "comet.mode", comet.mode);
+  resolution.read("comet.project", comet.project);
+  resolution.read("comet.workspace", comet.workspace);
+  resolution.read("comet.api_key", comet.api_key);
+  resolution.read("comet.experiment_name", comet.experiment_name);
+  resolution.read("comet.experiment_key", comet.experiment_key);
+  resolution.read("comet.online", comet.online);
+  resolution.read("comet.mode", comet.mode);
   return comet;
 }
 

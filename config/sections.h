@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "config/config_types.h"
 #include "config/reader.h"
@@ -26,6 +27,11 @@ struct Resolution {
   template <typename T>
   void read(std::string_view path, T& target) const {
     if (const auto value = settings.get<T>(path)) target = *value;
+  }
+  /// Leaves `target` as it is if there is neither a value nor a default.
+  template <typename T>
+  void read(std::string_view path, std::optional<T>& target) const {
+    if (auto value = settings.get<T>(path)) target = std::move(value);
   }
 };
 

@@ -109,9 +109,7 @@ void RunMonitor::end_step(double gradient_norm, StepRecord record) {
   const auto write = [&](const char* tag, double value) {
     monitors_->write({.tag = tag, .value = value, .samples = step.samples});
   };
-  last_loss_.reset();
-  if (has_mean_) last_loss_ = mean_.const_data_ptr<double>()[0];
-  if (last_loss_) write(kLoss, *last_loss_);
+  if (has_mean_) write(kLoss, mean_.const_data_ptr<double>()[0]);
   write(kLr, step.lr);
   if (step.loss_scale) write(kLossScale, *step.loss_scale);
   write(kNorm, gradient_norm);

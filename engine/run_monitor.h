@@ -1,7 +1,7 @@
 // The events of a run: what an engine itself sends to the monitors after each optimizer step, and those of
-// the program. Owned by EngineState, used by its thread. Only rank 0 of the job has monitors: on other ranks
-// all functions return at once. Nothing here makes a GPU wait: losses are summed on the device, and read with
-// the facts of their step.
+// the program. Owned by EngineState, used by its thread. Only rank 0 of the job has monitors. Other ranks
+// take part in the run log and the timeline, if there are such. Nothing here makes a GPU wait: losses are
+// summed on the device, and read with the facts of their step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -53,8 +53,6 @@ class RunMonitor {
   /// Writes the events of the step that began last. Its facts must be known. `record`: what else the run log
   /// has of it.
   void end_step(double gradient_norm, StepRecord record);
-  /// The loss of the step that ended last, if it is known.
-  std::optional<double> last_loss() const { return last_loss_; }
 
   /// Writes an event of the program. Throws UserError on each rank if `tag` is none.
   void log(const std::string& tag, double value, int64_t samples);
@@ -81,7 +79,6 @@ class RunMonitor {
   std::optional<Step> step_;  // the events of which are not written yet
   at::Tensor mean_;           // of that step's losses, in host memory
   bool has_mean_ = false;
-  std::optional<double> last_loss_;
 };
 
 }  // namespace zerorun

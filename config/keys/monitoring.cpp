@@ -1,4 +1,4 @@
-// Keys of DeepSpeed's monitors, profilers and loggers.
+// Keys of DeepSpeed's monitors, profilers and loggers, and of the run log and the timeline (zerorun).
 #include "config/keys/tables.h"
 
 namespace zerorun::config::keys {

@@ -1,4 +1,5 @@
-// Keys for other kinds of parallelism, for compilation, and for autotuning.
+// Keys for the grid of ranks and other kinds of parallelism, for compilation, and for autotuning. The section
+// zerorun begins here; its keys are in the files of their subjects.
 #include "config/keys/tables.h"
 
 namespace zerorun::config::keys {

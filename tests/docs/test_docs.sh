@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test_docs.sh SOURCE BUILD: checks README.md and docs/guide.md. Every block of C++, JSON or CMake must be
 # part of a file that is built or tested. Every command, and every section of the guide's program, must run.
-# Every link to a file must lead to a file that exists. CONTRIBUTING.md's table must have every environment variable.
+# BUILD needs the targets guide, gpt2, train_tokenizer, zerorun_probe and zerorun. Every link to a file must lead to a file that exists. CONTRIBUTING.md's table must have every environment variable.
 set -euo pipefail
 source=$1 build=$2
 work=$(mktemp -d)

@@ -139,11 +139,11 @@ TEST_CASE("torch::optim: RMSprop with and without momentum, centered and not") {
   }
 }
 
-// The expected values follow Chen et al. 2023, algorithm 2, in float64.
 TEST_CASE("update rules: Lamb has none for single elements") {
   REQUIRE_THROWS_AS(update_rule_of(LambConfig(), 1), InternalError);
 }
 
+// The expected values follow Chen et al. 2023, algorithm 2, in float64.
 TEST_CASE("Lion follows its paper over many steps") {
   const LionConfig config = testing::lion();
   const Parameters found = train_fused(config);
