@@ -1,6 +1,8 @@
 """What programs do around training: a rank that Accelerate takes for the only one, a model that all ranks save, adapters that are merged, averages of weights, larger embeddings, several plugins, callbacks that
 raise, ranks whose data end at different steps."""
 
+import importlib.metadata
+
 import pytest
 from launch import ALL, run, run_several
 
@@ -19,8 +21,10 @@ def test_around_training(stage, tmp_path):
     if stage == 3:
         assert output.count("refused: initialize(): Accelerate takes this rank for the only one, but there are 2") == 2
         assert output.count("engine: zerorun.engine 2") == 2  # with the name of the backend
-        first, second = ((tmp_path / rank / "model.safetensors").read_bytes() for rank in "01")
-        assert first == second and len(first) > 40_000
+        first, second = ((tmp_path / rank / "model.safetensors") for rank in "01")
+        assert first.stat().st_size > 40_000
+        if importlib.metadata.version("transformers") < "5":  # later ones let only rank 0 write
+            assert first.read_bytes() == second.read_bytes()
 
 
 @pytest.mark.skipif(not ALL, reason="scripts/test_python --all")

@@ -85,11 +85,11 @@ right.verify_plan(normalised(), square_of)
 right.destroy()
 
 # Two groups of three heads, cut between single heads: the second rank's keys are those of other queries.
-engine, whole = initialize(seeded("llama", num_attention_heads=6, num_key_value_heads=2, head_dim=8), tensor_plan={
+engine, whole = initialize(seeded("llama", hidden_size=48, num_attention_heads=6, num_key_value_heads=2, head_dim=8), tensor_plan={
     "model.layers.*.self_attn.q_proj": {"style": "colwise", "unit": 8, "blocks": 3},
     "model.layers.*.self_attn.k_proj": "colwise", "model.layers.*.self_attn.v_proj": "colwise",
     "model.layers.*.self_attn.o_proj": {"style": "rowwise", "unit": 8, "blocks": 3}}), seeded(
-        "llama", num_attention_heads=6, num_key_value_heads=2, head_dim=8)
+        "llama", hidden_size=48, num_attention_heads=6, num_key_value_heads=2, head_dim=8)
 expect_refused(lambda: engine.verify_plan(whole, loss_of), "the model computes something else than whole")
 engine.destroy()
 print("PASS")
