@@ -26,7 +26,8 @@ const DeferredOwner* deferred_owner_of(const at::Tensor& tensor);
 /// The deferred tensor's storage and geometry on the tape.
 TapeTensor tape_tensor_of(const at::Tensor& deferred, const DeferredOwner& owner);
 
-class DeferredRecorder final : public OperatorRecorder, public std::enable_shared_from_this<DeferredRecorder> {
+class DeferredRecorder final : public OperatorRecorder,
+                               public std::enable_shared_from_this<DeferredRecorder> {
  public:
   void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) override;
 

@@ -109,15 +109,14 @@ void bind_checkpoints(Class& engine) {
             });
           },
           NoGil())
-      .def(
-          "tag_of_rank_0",  // a collective
-          [](CoreEngine& core, const std::string& tag) {
-            const std::string of_rank_0 = [&] {
-              const py::gil_scoped_release no_gil;
-              return exchange_texts(tag, core.get().communicator(), "the tag of save_checkpoint()").front();
-            }();
-            return py::bytes(of_rank_0);
-          })
+      .def("tag_of_rank_0",  // a collective
+           [](CoreEngine& core, const std::string& tag) {
+             const std::string of_rank_0 = [&] {
+               const py::gil_scoped_release no_gil;
+               return exchange_texts(tag, core.get().communicator(), "the tag of save_checkpoint()").front();
+             }();
+             return py::bytes(of_rank_0);
+           })
       .def(
           "has_checkpoint",  // a collective: whether `folder` names a checkpoint where rank 0 looks
           [](CoreEngine& core, const std::string& folder) {
