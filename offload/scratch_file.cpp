@@ -66,7 +66,6 @@ int64_t ScratchFile::put(int64_t bytes, const std::function<void(std::byte*)>& f
     lock.lock();
   }
   block.offset = take_place(room);
-  written_bytes_ += room;
   const int64_t number = next_block_++;
   blocks_.emplace(number, std::move(block));
   if (!options_.sizes_only) start(index, number, /*writes=*/true);
@@ -125,11 +124,6 @@ int64_t ScratchFile::buffer_bytes() const {
 int64_t ScratchFile::file_bytes() const {
   const std::lock_guard lock(mutex_);
   return file_bytes_;
-}
-
-int64_t ScratchFile::written_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return written_bytes_;
 }
 
 // Before the lock, which a forked child may have got from its parent in a locked state.

@@ -68,8 +68,6 @@ class ScratchFile {
   /// The size of all buffers, and of the file.
   int64_t buffer_bytes() const;
   int64_t file_bytes() const;
-  /// The number of bytes written since construction.
-  int64_t written_bytes() const;
 
  private:
   struct Unmap {
@@ -122,7 +120,6 @@ class ScratchFile {
   int64_t next_block_ = 0;
   int64_t end_ = 0;  // of the places in use
   int64_t file_bytes_ = 0;
-  int64_t written_bytes_ = 0;
   int in_flight_ = 0;  // transfers
   std::string failure_;
   std::unique_ptr<Transfers> transfers_;  // last member, so it is destroyed before the memory it uses

@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <new>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
