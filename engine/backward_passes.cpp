@@ -20,6 +20,14 @@ namespace zerorun {
 
 using torch::autograd::Node;
 
+// A backward of the program, for the launcher and the timeline. Not inside of Pass: clang 14 takes no
+// defaults of a class that is nested in the one that is being defined.
+struct RecordedBackward {
+  ActivityScope activity{Activity::backward};
+  TimelineBusy busy;
+  TimelineSpan span{TimelineName::backward};
+};
+
 struct BackwardPasses::Pass : std::enable_shared_from_this<Pass> {
   explicit Pass(BackwardPasses* owner) : owner(owner) {}
 
@@ -30,15 +38,8 @@ struct BackwardPasses::Pass : std::enable_shared_from_this<Pass> {
   void end();
   void fail() noexcept;
 
-  // A backward of the program, for the launcher and the timeline.
-  struct Recorded {
-    ActivityScope activity{Activity::backward};
-    TimelineBusy busy;
-    TimelineSpan span{TimelineName::backward};
-  };
-
   std::mutex mutex;
-  std::optional<Recorded> recorded{std::in_place};
+  std::optional<RecordedBackward> recorded{std::in_place};
   BackwardPasses* owner;  // null after the engine is destroyed
   std::vector<int> tasks;
   std::atomic<bool> failed = false;

@@ -37,7 +37,7 @@ std::vector<int> in_both(const std::vector<int>& first, const std::vector<int>& 
 
 void sort_unique(std::vector<int>& numbers) {
   std::ranges::sort(numbers);
-  numbers.erase(std::ranges::unique(numbers).begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
 }
 
 std::vector<int> listed_processors(const HostCores& host, const std::string& list) {

@@ -66,7 +66,8 @@ std::vector<std::string> inherited_environment() {
 std::vector<std::string> inherited_by_ranks(const NodeOrder& order) {
   std::vector<std::string> inherited = inherited_environment();
   for (const auto& [name, value] : order.variables) {
-    std::erase_if(inherited, [&](const std::string& entry) { return entry.starts_with(name + "="); });
+    std::erase_if(inherited,
+                  [&name = name](const std::string& entry) { return entry.starts_with(name + "="); });
     inherited.push_back(name + "=" + value);
   }
   return inherited;
