@@ -26,7 +26,7 @@ struct GradientMarks::Mark : StorageOwner {
   bool zeroed = false;
 };
 
-struct GradientMarks::Recorder : OperatorRecorder {
+struct GradientMarks::Recorder final : OperatorRecorder {
   void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) override {
     const std::string& name = op.operator_name().name;
     if (name == "aten::detach_") return op.redispatchBoxed(below, stack);

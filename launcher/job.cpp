@@ -256,7 +256,8 @@ void Job::reap() {
     ended.push_back(static_cast<int>(rank - ranks_.begin()));
   }
   // Ranks that lost a killed one end soon after it, and are not the cause.
-  std::ranges::stable_partition(ended, [&](int rank) { return WIFSIGNALED(*ranks_[rank].status); });
+  std::stable_partition(ended.begin(), ended.end(),
+                        [&](int rank) { return WIFSIGNALED(*ranks_[rank].status); });
   for (const int rank : ended) handle_rank_end(rank);
   look_for_empty_groups();
 }
