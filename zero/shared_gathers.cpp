@@ -22,7 +22,11 @@ bool SharedGathers::start(int bucket) {
 
 void SharedGathers::release(int bucket) {
   if (!home_.is_current()) return;
-  last_released(bucket, communicator_->rank()).store(buckets_[bucket].started, std::memory_order_release);
+  const bool is_plan = communicator_->device().location().is_meta();  // whose other ranks do as this one
+  for (int rank = 0; rank < communicator_->world_size(); ++rank) {
+    if (rank != communicator_->rank() && !is_plan) continue;
+    last_released(bucket, rank).store(buckets_[bucket].started, std::memory_order_release);
+  }
 }
 
 void SharedGathers::give_back_pages() {

@@ -188,6 +188,30 @@ TEST_CASE("A plan of a program has the activations of its training") {
   at::globalContext().setUserEnabledMkldnn(with_onednn);
 }
 
+TEST_CASE("A plan of ranks that share memory has their parameters in files") {
+  samples::Gpt2 model(kGpt2);
+  const TemporaryFolder folder;
+  const std::string nvme = R"({"device": "nvme", "nvme_path": ")" + std::string(folder / "") + "\"";
+  const std::string config = R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+      "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_optimization": {"stage": 3,
+      "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 50000, "offload_param": )" +
+                             nvme + R"(, "max_in_cpu": 0}, "offload_optimizer": )" + nvme + "}}}";
+  std::vector<int64_t> bytes;
+  for (const int hosts : {1, 2}) {
+    CAPTURE(hosts);
+    PlannedTraining training{
+        .model = model_of(*model), .forward = [&](Engine&) {
+          return model->loss(at::empty({kRows, kLength}, at::dtype(at::kLong).device(at::kMeta)));
+        }};
+    const PlanReport report = plan_training(std::move(training), config, "test",
+                                            {.world_size = 2, .hosts = hosts, .with_others = false});
+    CHECK(report.plan.activations);
+    bytes.push_back(report.plan.peak.in_files);
+  }
+  CHECK(bytes[0] > 0);
+  CHECK(bytes[0] == bytes[1]);
+}
+
 TEST_CASE("A plan of pipeline stages has what each of them takes and sends") {
   const bool with_onednn = at::globalContext().userEnabledMkldnn();
   at::globalContext().setUserEnabledMkldnn(false);
