@@ -105,11 +105,12 @@ int64_t KeptInput::bytes_in_file() const {
 std::vector<at::Tensor> KeptInputs::keep(const std::vector<at::Tensor>& inputs, const InputHome& home,
                                          const std::string& block, bool with_whole) {
   block_ = "block " + block;
+  const std::string label = "an input of " + block_;
   std::vector<at::Tensor> saved, whole;
   for (const at::Tensor& input : inputs) {
     std::optional<KeptInput>& kept = inputs_.emplace_back();
     if (!input.defined()) continue;
-    kept.emplace(input, home, "an input of " + block_);
+    kept.emplace(input, home, label);
     saved.push_back(kept->saved());
     if (kept->is_part()) whole.push_back(input);
   }
@@ -120,6 +121,7 @@ std::vector<at::Tensor> KeptInputs::keep(const std::vector<at::Tensor>& inputs, 
 
 // From the last one to the first, as a file reads them ahead.
 std::vector<at::Tensor> KeptInputs::restore(const std::vector<at::Tensor>& saved) const {
+  const std::string label = "an input of " + block_;
   std::vector<at::Tensor> inputs(inputs_.size());
   auto next = saved.begin() + std::ranges::count_if(inputs_, [](const std::optional<KeptInput>& kept) {
                 return kept.has_value();
@@ -128,7 +130,7 @@ std::vector<at::Tensor> KeptInputs::restore(const std::vector<at::Tensor>& saved
   for (size_t index = inputs_.size(); index-- > 0;) {
     const std::optional<KeptInput>& kept = inputs_[index];
     if (!kept) continue;
-    inputs[index] = kept->restored(*--next, "an input of " + block_);
+    inputs[index] = kept->restored(*--next, label);
     if (has_whole_ && kept->is_part()) check_same(inputs[index], *--whole, index + 1);
   }
   return inputs;

@@ -23,7 +23,7 @@ def test_around_training(stage, tmp_path):
         assert output.count("engine: zerorun.engine 2") == 2  # with the name of the backend
         first, second = ((tmp_path / rank / "model.safetensors") for rank in "01")
         assert first.stat().st_size > 40_000
-        if importlib.metadata.version("transformers") < "5":  # later ones let only rank 0 write
+        if int(importlib.metadata.version("transformers").split(".")[0]) < 5:  # later ones let only rank 0 write
             assert first.read_bytes() == second.read_bytes()
 
 

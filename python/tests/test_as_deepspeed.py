@@ -140,7 +140,7 @@ def test_another_deepspeed_before_it_is_an_error(tmp_path, monkeypatch):
     ("from deepspeed.runtime.zero import of_tomorrow", "cannot import name 'of_tomorrow' from 'deepspeed.runtime.zero' ({names})"),
     ("import deepspeed; deepspeed.zero.of_tomorrow", "module 'deepspeed.runtime.zero' has no attribute 'of_tomorrow': it is zerorun under")])
 def test_a_framework_of_another_version(line, error, tmp_path):
-    """It takes names that DeepSpeed 0.19.8 does not have: an exception on each rank says whose names these are."""
+    """It takes names that DeepSpeed 0.19.8 does not have: the exception says whose names these are."""
     (tmp_path / "transformers").mkdir()
     (tmp_path / "transformers" / "__init__.py").write_text(f'__version__ = "99.0"\n{line}\n')
     program = tmp_path / "train.py"

@@ -55,7 +55,7 @@ LLAMA = {
     "model.layers.*.self_attn.v_proj": whole("colwise", 8), "model.layers.*.self_attn.o_proj": whole("rowwise", 16),
     "model.layers.*.mlp.gate_proj": whole("colwise"), "model.layers.*.mlp.up_proj": whole("colwise"),
     "model.layers.*.mlp.down_proj": whole("rowwise"), "lm_head": whole("colwise_gather_output")}
-IS_4 = transformers.__version__ < "5"  # plans of later versions divide embeddings too
+IS_4 = int(transformers.__version__.split(".")[0]) < 5  # plans of later versions divide embeddings too
 if not IS_4:
     LLAMA["model.embed_tokens"] = whole("embedding_rowwise")
 NORMS = {f"model.layers.*.self_attn.{norm}": whole("replicated_with_grad_allreduce") for norm in ("q_norm", "k_norm")}
