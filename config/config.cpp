@@ -68,11 +68,17 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size,
   if (config.optimizer) {
     if (const auto reason = reason_against_narrow_states(*config.optimizer, config.precision)) {
       resolution.report(
-          config.precision.moments != Dtype::fp32 ? "bf16.bf16_optimizer_states"
-                                                  : "bf16.bf16_master_weights_and_grads",
+          config.precision.moments_in_8_bits        ? "zerorun.optimizer_states_in_8_bits"
+          : config.precision.moments != Dtype::fp32 ? "bf16.bf16_optimizer_states"
+                                                    : "bf16.bf16_master_weights_and_grads",
           std::string("false with the optimizer ") + name_of(*config.optimizer) + ", " + *reason, "true",
           "remove it, or use another optimizer, such as AdamW");
     }
+  }
+  const bool in_files = config.zero.stage > 0 && config.zero.offload_optimizer.device == OffloadDevice::nvme;
+  if (config.precision.moments_in_8_bits && in_files) {
+    resolution.report("zerorun.optimizer_states_in_8_bits", "false with optimizer states in files", "true",
+                      "remove it, or set zero_optimization.offload_optimizer.device to \"cpu\"");
   }
   resolve_gradients(resolution, config);
   config.steps_per_print = settings.get<int64_t>("steps_per_print");

@@ -247,9 +247,10 @@ struct PrecisionConfig {
   /// Patterns of the names of buffers that are fp32 all the same under 16-bit training (matches_anywhere() in
   /// base/name_pattern.h); absent: "auto".
   std::optional<std::vector<std::string>> fp32_buffers = {};
-  bool master_from_fp32 = false;  // start master weights from the parameters' unrounded values
-  Dtype master = Dtype::fp32;     // dtype of master weights; if it is `training`, parameters have none
-  Dtype moments = Dtype::fp32;    // dtype of optimizer states: float32 or bfloat16
+  bool master_from_fp32 = false;   // start master weights from the parameters' unrounded values
+  Dtype master = Dtype::fp32;      // dtype of master weights; if it is `training`, parameters have none
+  Dtype moments = Dtype::fp32;     // dtype of optimizer states: float32 or bfloat16
+  bool moments_in_8_bits = false;  // of codes instead of numbers (device/moment_codes.h)
   /// The seed of the random numbers by which updates round to bfloat16; absent: they round to nearest.
   std::optional<int64_t> rounding_seed = {};
   bool auto_cast = false;      // Engine::cast_input() converts inputs to `training`
@@ -261,7 +262,8 @@ struct PrecisionConfig {
   }
 };
 
-/// Why the optimizer cannot update the bfloat16 weights or states that `precision` asks for; absent: it can.
+/// Why the optimizer cannot update the bfloat16 weights or states, or the states in 8 bits, that `precision`
+/// asks for; absent: it can.
 std::optional<std::string> reason_against_narrow_states(const OptimizerConfig& optimizer,
                                                         const PrecisionConfig& precision);
 

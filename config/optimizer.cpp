@@ -161,6 +161,11 @@ const char* name_of(const OptimizerConfig& optimizer) {
 
 std::optional<std::string> reason_against_narrow_states(const OptimizerConfig& optimizer,
                                                         const PrecisionConfig& precision) {
+  const auto* adam = std::get_if<AdamConfig>(&optimizer);
+  if (precision.moments_in_8_bits) {
+    if (adam && adam->amsgrad) return "whose amsgrad needs the largest squares exactly";
+    if (!adam && !std::holds_alternative<LionConfig>(optimizer)) return "whose states are numbers";
+  }
   if (!precision.has_narrow_states()) return std::nullopt;
   if (std::holds_alternative<LambConfig>(optimizer) || std::holds_alternative<MuonConfig>(optimizer))
     return "whose step needs whole parameters in fp32";

@@ -18,6 +18,7 @@ constexpr std::string_view parameter_key = "data_types.param_dtype";
 constexpr std::string_view master_key = "data_types.master_from_fp32";
 constexpr std::string_view bf16_master_key = "bf16.bf16_master_weights_and_grads";
 constexpr std::string_view bf16_states_key = "bf16.bf16_optimizer_states";
+constexpr std::string_view coded_key = "zerorun.optimizer_states_in_8_bits";
 constexpr std::string_view stochastic_key = "zerorun.stochastic_rounding";
 constexpr std::string_view seed_key = "zerorun.rounding_seed";
 constexpr std::string_view communication_key = "communication_data_type";
@@ -95,6 +96,11 @@ void read_states(const Resolution& resolution, PrecisionConfig& precision) {
     } else {
       resolution.note(key, "true has no effect: bf16.enabled is not true");
     }
+  }
+  precision.moments_in_8_bits = is_on(resolution, coded_key);
+  if (precision.moments_in_8_bits && precision.moments != Dtype::fp32) {
+    resolution.report(coded_key, "false, as bf16.bf16_optimizer_states is true", "true",
+                      "keep one of the two");
   }
   if (!is_on(resolution, stochastic_key)) {
     if (resolution.settings.get<int64_t>(seed_key).value_or(0) != 0)

@@ -212,6 +212,8 @@ void CudaDevice::update(const UpdateRule& rule, const UpdateTensors& tensors, co
     check_here(*tensor);
     check_pair(*tensor, tensors.values);
   }
+  for (const at::Tensor* scales : {&tensors.first_scales, &tensors.second_scales})
+    if (scales->defined()) check_here(*scales);
   const auto* known = static_cast<const StepFacts*>(facts.const_data_ptr());
   ZR_CUDA(cuda::update(launch(), rule, span_of(tensors), known));
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 #include <variant>
 
 #include "cuda/kernel_bodies.h"
@@ -38,6 +39,45 @@ __global__ void __launch_bounds__(kThreads)
   if (facts->apply == 0) return;
   body.factor = facts->factor;
   run(body, division, this_thread());
+}
+
+__constant__ CodeBook code_books[] = {moment_codes::make_book(true), moment_codes::make_book(false)};
+
+// Returns the largest key of the block's threads in all of them.
+__device__ uint32_t largest_of_block(uint32_t* keys, uint32_t own) {
+  constexpr unsigned kWarp = 0xffffffff;
+  const uint32_t of_warp = __reduce_max_sync(kWarp, own);
+  __syncthreads();  // threads may still read the keys of the previous call
+  if (threadIdx.x % 32 == 0) keys[threadIdx.x / 32] = of_warp;
+  __syncthreads();
+  return __reduce_max_sync(kWarp, keys[threadIdx.x % (kThreads / 32)]);
+}
+
+static_assert(kThreads == kCodedBlock);  // one element a thread
+
+template <typename Body>
+__global__ void __launch_bounds__(kThreads) update_codes_kernel(Body body, const StepFacts* facts) {
+  // Threads read different values at a time, which constant memory serves one after another.
+  __shared__ CodeBook books[2];
+  __shared__ uint32_t keys[kThreads / 32];
+  if (facts->apply == 0) return;
+  const auto* from = reinterpret_cast<const uint32_t*>(code_books);
+  for (unsigned i = threadIdx.x; i < sizeof books / sizeof *from; i += kThreads)
+    reinterpret_cast<uint32_t*>(books)[i] = from[i];
+  __syncthreads();
+  body.factor = facts->factor;
+  for (int64_t begin = int64_t{blockIdx.x} * kThreads; begin < body.numel;
+       begin += int64_t{gridDim.x} * kThreads) {
+    const int64_t index = begin + threadIdx.x;
+    const bool is_here = index < body.numel;
+    Element element{0, 0, 0, 0};
+    // All scales of the block are read before any is written: largest_of_block() waits for all threads.
+    if (is_here) element = body.update(index, books[0], books[1]);
+    const uint32_t first = largest_of_block(keys, is_here ? magnitude_key(element.first) : 0);
+    const uint32_t second =
+        Body::kHasSecond ? largest_of_block(keys, is_here ? magnitude_key(element.second) : 0) : 0;
+    if (is_here) body.store(index, element, first, second, books[0].limits, books[1].limits);
+  }
 }
 
 template <typename Body>
@@ -166,6 +206,29 @@ cudaError_t update_by(const Launch& launch, const Rule& rule, const UpdateSpan& 
   });
 }
 
+template <typename State, typename Rule>
+cudaError_t update_codes_by(const Launch& launch, const Rule& rule, const UpdateSpan& span,
+                            const StepFacts* facts) {
+  if (span.numel == 0) return cudaSuccess;
+  return with_type(span.gradient_dtype, [&](auto gradient_type) {
+    using Body = CodedUpdate<Rule, typename decltype(gradient_type)::type, State>;
+    return start(launch.stream, blocks_for(span.numel, launch), kThreads, update_codes_kernel<Body>,
+                 Body(rule, span), facts);
+  });
+}
+
+// Only rules whose moments may be codes get a kernel for them.
+template <typename Rule>
+cudaError_t update_codes(const Launch& launch, const Rule& rule, const UpdateSpan& span,
+                         const StepFacts* facts) {
+  if constexpr (std::is_same_v<Rule, AdamUpdate> || std::is_same_v<Rule, LionUpdate>) {
+    return span.values_dtype == Dtype::fp32 ? update_codes_by<WideState>(launch, rule, span, facts)
+                                            : update_codes_by<NarrowState>(launch, rule, span, facts);
+  } else {
+    return cudaErrorInvalidValue;
+  }
+}
+
 }  // namespace
 
 cudaError_t copy_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor,
@@ -219,6 +282,7 @@ cudaError_t update(const Launch& launch, const UpdateRule& rule, const UpdateSpa
                    const StepFacts* facts) {
   return std::visit(
       [&](const auto& formula) {
+        if (span.has_codes()) return update_codes(launch, formula, span, facts);
         return span.is_all_float32() ? update_by<WideState>(launch, formula, span, facts)
                                      : update_by<NarrowState>(launch, formula, span, facts);
       },

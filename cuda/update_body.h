@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "cuda/kernel_bodies.h"
 #include "cuda/values.h"
+#include "device/moment_codes.h"
 #include "device/rounding.h"
 #include "device/update_kernels.h"
 #include "device/update_rules.h"
@@ -161,6 +162,69 @@ struct Update {
     ZERORUN_UNROLL
     for (int i = 0; i < N; ++i) result.values[i] = narrow<To>(results.values[i]);
     store<N>(static_cast<To*>(rounded) + index, result);
+  }
+};
+
+/// The work of one thread on one element of a block whose moments are codes (device/moment_codes.h). The
+/// block's threads call update(), find their largest keys, and pass them to store(). State: WideState or
+/// NarrowState, for the values.
+template <typename Rule, typename Gradient, typename State>
+struct CodedUpdate {
+  static constexpr bool kHasSecond = Rule::kMoments > 1;
+  Rule rule;
+  const Gradient* gradient;
+  State state;
+  uint8_t* first;
+  uint8_t* second;
+  float* first_scales;
+  float* second_scales;
+  void* rounded;  // null: rounded values are not written
+  Dtype rounded_dtype;
+  int64_t numel;
+  float factor = 0;  // StepFacts::factor
+
+  CodedUpdate(const Rule& formula, const UpdateSpan& span)
+      : rule(formula),
+        gradient(static_cast<const Gradient*>(span.gradient)),
+        state(span),
+        first(static_cast<uint8_t*>(span.first)),
+        second(static_cast<uint8_t*>(span.second)),
+        first_scales(span.first_scales),
+        second_scales(span.second_scales),
+        rounded(span.rounded),
+        rounded_dtype(span.rounded_dtype),
+        numel(span.numel) {}
+
+  /// Writes the new value, and returns the element with its new moments.
+  ZERORUN_HOST_DEVICE Element update(int64_t index, const CodeBook& with_signs,
+                                     const CodeBook& without_signs) const {
+    const int64_t block = index / kCodedBlock;
+    Element element{state.template load_from<0, 1>(index).values[0], 0, 0, 0};
+    element.first = decode(with_signs, first[index], first_scales[block]);
+    if constexpr (kHasSecond) element.second = decode(without_signs, second[index], second_scales[block]);
+    rule.apply(widen(gradient[index]) * factor, element);
+    state.template store_to<0>(index, Group<float, 1>{{element.value}});
+    if (rounded != nullptr && rounded_dtype == Dtype::bf16)
+      static_cast<Bf16*>(rounded)[index] = narrow<Bf16>(element.value);
+    if (rounded != nullptr && rounded_dtype == Dtype::fp16)
+      static_cast<Fp16*>(rounded)[index] = narrow<Fp16>(element.value);
+    return element;
+  }
+
+  ZERORUN_HOST_DEVICE void store(int64_t index, const Element& element, uint32_t first_key,
+                                 uint32_t second_key, const CodeLimits& with_signs,
+                                 const CodeLimits& without_signs) const {
+    store_code(index, element.first, first_key, with_signs, first, first_scales);
+    if constexpr (kHasSecond)
+      store_code(index, element.second, second_key, without_signs, second, second_scales);
+  }
+
+ private:
+  ZERORUN_HOST_DEVICE static void store_code(int64_t index, float moment, uint32_t key,
+                                             const CodeLimits& limits, uint8_t* codes, float* scales) {
+    const float scale = scale_of_key(key);
+    codes[index] = has_codes(scale) ? encode(limits, moment, scale) : 0;
+    if (index % kCodedBlock == 0) scales[index / kCodedBlock] = scale;
   }
 };
 

@@ -13,6 +13,7 @@
 #include "device/dtypes.h"
 #include "device/gradient_copy.h"
 #include "device/gradient_norm.h"
+#include "device/moment_codes.h"
 #include "device/step_facts.h"
 #include "device/update_rules.h"
 #include "device/update_span.h"
@@ -28,7 +29,7 @@ constexpr int64_t kGrain = 32768;
 // threads. It uses TensorIterator and not at::parallel_for(), which is a template: a file that instantiates
 // it must be compiled for, and linked to, LibTorch's OpenMP runtime.
 template <typename Body>
-void for_slices_in_parallel(const at::Tensor& values, const Body& body) {
+void for_slices_in_parallel(const at::Tensor& values, const Body& body, int64_t grain = kGrain) {
   const char* start = static_cast<const char*>(values.const_data_ptr());
   const auto element = static_cast<int64_t>(values.element_size());
   at::TensorBase whole = values;
@@ -36,7 +37,7 @@ void for_slices_in_parallel(const at::Tensor& values, const Body& body) {
       [&](char** data, const int64_t*, int64_t inner, int64_t outer) {
         body((data[0] - start) / element, inner * outer);
       },
-      kGrain);
+      grain);
 }
 
 Tally& tally_in(const at::Tensor& tensor) {
@@ -120,6 +121,16 @@ void CpuDevice::update(const UpdateRule& rule, const UpdateTensors& tensors, con
   const auto& known = *static_cast<const StepFacts*>(facts.const_data_ptr());
   if (known.apply == 0) return;
   const UpdateSpan span = span_of(tensors);
+  if (tensors.has_codes()) {
+    return for_slices_in_parallel(
+        tensors.first_scales,
+        [&](int64_t first, int64_t blocks) {
+          const int64_t begin = first * kCodedBlock;
+          const int64_t length = std::min(blocks * kCodedBlock, span.numel - begin);
+          zerorun::update(rule, known.factor, span.slice(begin, length), update_simd_);
+        },
+        kGrain / kCodedBlock);
+  }
   for_slices_in_parallel(tensors.values, [&](int64_t begin, int64_t length) {
     zerorun::update(rule, known.factor, span.slice(begin, length), update_simd_);
   });

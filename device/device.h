@@ -34,11 +34,18 @@ struct UpdateRule;
 struct UpdateTensors {
   at::Tensor gradient;
   at::Tensor values;  // float32 or bfloat16
-  at::Tensor first;   // first to third: moments, all float32 or all bfloat16; undefined if the rule has fewer
+  // first to third: moments, all float32, all bfloat16 or all codes (uint8); undefined if the rule has fewer
+  at::Tensor first;
   at::Tensor second;
   at::Tensor third;
   at::Tensor rounded;  // bfloat16 or float16: receives float32 `values` rounded; undefined: not written
   RandomRounding rounding = {};  // of bfloat16 values and moments
+  /// Of codes (moment_codes.h): float32, one number for each block of elements. The tensors begin with a
+  /// block.
+  at::Tensor first_scales = {};
+  at::Tensor second_scales = {};
+
+  bool has_codes() const { return first_scales.defined(); }
 };
 
 class Device {

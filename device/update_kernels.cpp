@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "base/narrow_loops.h"
+#include "device/moment_codes.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -209,8 +210,35 @@ void update_span(const Rule& rule, float factor, const UpdateSpan& span, Simd si
 #endif
 }
 
-void* advanced(void* memory, Dtype dtype, int64_t elements) {
-  return memory ? static_cast<char*>(memory) + elements * size_of(dtype) : nullptr;
+void* advanced(void* memory, int64_t bytes) {
+  return memory ? static_cast<char*>(memory) + bytes : nullptr;
+}
+
+float* advanced_scales(float* scales, int64_t elements) {
+  return scales ? scales + elements / kCodedBlock : nullptr;
+}
+
+// The moments of one block at a time are decoded, updated in float32, and encoded.
+void update_codes(const UpdateRule& rule, float factor, const UpdateSpan& span, Simd simd) {
+  alignas(kLine) float first[kCodedBlock];
+  alignas(kLine) float second[kCodedBlock];
+  for (int64_t begin = 0; begin < span.numel; begin += kCodedBlock) {
+    const UpdateSpan codes = span.slice(begin, std::min(kCodedBlock, span.numel - begin));
+    auto* first_codes = static_cast<uint8_t*>(codes.first);
+    auto* second_codes = static_cast<uint8_t*>(codes.second);
+    UpdateSpan part = codes;
+    part.first_scales = part.second_scales = nullptr;
+    part.first = first;
+    decode(first_codes, codes.first_scales, part.numel, /*has_signs=*/true, first);
+    if (second_codes) {
+      part.second = second;
+      decode(second_codes, codes.second_scales, part.numel, /*has_signs=*/false, second);
+    }
+    update(rule, factor, part, simd);
+    encode(first, part.numel, /*has_signs=*/true, first_codes, codes.first_scales, simd);
+    if (second_codes)
+      encode(second, part.numel, /*has_signs=*/false, second_codes, codes.second_scales, simd);
+  }
 }
 
 }  // namespace
@@ -219,16 +247,20 @@ UpdateSpan UpdateSpan::slice(int64_t begin, int64_t length) const {
   UpdateSpan part = *this;
   part.numel = length;
   part.gradient = static_cast<const char*>(gradient) + begin * size_of(gradient_dtype);
-  part.values = advanced(values, values_dtype, begin);
-  part.first = advanced(first, moments_dtype, begin);
-  part.second = advanced(second, moments_dtype, begin);
-  part.third = advanced(third, moments_dtype, begin);
-  part.rounded = advanced(rounded, rounded_dtype, begin);
+  const int64_t moment = has_codes() ? 1 : size_of(moments_dtype);
+  part.values = advanced(values, begin * size_of(values_dtype));
+  part.first = advanced(first, begin * moment);
+  part.second = advanced(second, begin * moment);
+  part.third = advanced(third, begin * moment);
+  part.first_scales = advanced_scales(first_scales, begin);
+  part.second_scales = advanced_scales(second_scales, begin);
+  part.rounded = advanced(rounded, begin * size_of(rounded_dtype));
   part.rounding.first += begin;
   return part;
 }
 
 void update(const UpdateRule& rule, float factor, const UpdateSpan& span, Simd simd) {
+  if (span.has_codes()) return update_codes(rule, factor, span, simd);
   std::visit(
       [&](const auto& formula) {
         if (span.is_all_float32()) return update_span<true>(formula, factor, span, simd);

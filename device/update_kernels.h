@@ -19,7 +19,7 @@ struct UpdateSpan {
   const void* gradient;
   Dtype gradient_dtype;
   void* values;             // of values_dtype
-  void* first = nullptr;    // first moment: Adam's exp_avg, SGD's momentum buffer; of moments_dtype
+  void* first = nullptr;    // first moment: Adam's exp_avg, SGD's momentum buffer; of moments_dtype or codes
   void* second = nullptr;   // second moment: Adam's exp_avg_sq
   void* third = nullptr;    // third moment: AMSGrad's max_exp_avg_sq
   void* rounded = nullptr;  // receives `values`, which are float32, rounded to nearest; null: not written
@@ -27,9 +27,15 @@ struct UpdateSpan {
   Dtype values_dtype = Dtype::fp32;   // float32 or bfloat16
   Dtype moments_dtype = Dtype::fp32;  // float32 or bfloat16
   RandomRounding rounding = {};       // of bfloat16 values and moments
+  /// Of moments in 8 bits (moment_codes.h): those of `first` have signs, those of `second` none. The span
+  /// begins with a block.
+  float* first_scales = nullptr;
+  float* second_scales = nullptr;
 
   bool is_all_float32() const { return values_dtype == Dtype::fp32 && moments_dtype == Dtype::fp32; }
+  bool has_codes() const { return first_scales != nullptr; }
 
+  /// `begin`: with moments in 8 bits, a multiple of kCodedBlock.
   UpdateSpan slice(int64_t begin, int64_t length) const;
 };
 

@@ -26,8 +26,11 @@ inline UpdateSpan span_of(const UpdateTensors& tensors) {
           .rounded = memory(tensors.rounded),
           .rounded_dtype = tensors.rounded.defined() ? dtype_of(tensors.rounded) : Dtype::bf16,
           .values_dtype = dtype_of(tensors.values),
-          .moments_dtype = tensors.first.defined() ? dtype_of(tensors.first) : Dtype::fp32,
-          .rounding = tensors.rounding};
+          .moments_dtype =
+              tensors.first.defined() && !tensors.has_codes() ? dtype_of(tensors.first) : Dtype::fp32,
+          .rounding = tensors.rounding,
+          .first_scales = static_cast<float*>(memory(tensors.first_scales)),
+          .second_scales = static_cast<float*>(memory(tensors.second_scales))};
 }
 
 }  // namespace zerorun

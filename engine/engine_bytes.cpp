@@ -2,8 +2,10 @@
 #include <algorithm>
 
 #include "activations/recomputation.h"
+#include "device/moment_codes.h"
 #include "engine/engine.h"
 #include "engine/engine_state.h"
+#include "zero/coded_states.h"
 #include "zero/stage.h"
 
 namespace zerorun {
@@ -15,9 +17,11 @@ BytesPerParameter EngineState::bytes_per_parameter() const {
     if (state.home == Home::file || state.home == Home::host) return;
     if (state.kind != StateKind::master && state.kind != StateKind::moment) return;
     double& total = state.kind == StateKind::master ? master : moments;
-    for (int parameter : store.layout(bucket).parameters)
-      total +=
-          static_cast<double>(buckets.parameters()[parameter].tensor.numel() * state.memory.element_size());
+    const int64_t of_block = has_codes(state) ? state.scales.element_size() : 0;
+    for (int parameter : store.layout(bucket).parameters) {
+      const int64_t numel = buckets.parameters()[parameter].tensor.numel();
+      total += static_cast<double>(numel * state.memory.element_size() + coded_blocks(numel) * of_block);
+    }
   });
   const double numel = std::max<double>(1, static_cast<double>(buckets.numel()));  // all may be empty
   return {.value = size_of(config.precision.training),

@@ -35,6 +35,8 @@ namespace zerorun {
 namespace {
 
 void log_precision(const PrecisionConfig& precision) {
+  if (precision.moments_in_8_bits)
+    log_info("optimizer states are in 8 bits, with a scale for each 256 elements");
   if (precision.training == Dtype::fp32) {
     if (precision.communication == Dtype::fp32) return;
     log_info(std::string("training in fp32; gradients travel in ") + name_of(precision.communication) +

@@ -10,7 +10,9 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/agreement.h"
+#include "device/moment_codes.h"
 #include "engine/optimizer_groups.h"
+#include "engine/setup.h"
 #include "engine/state_placement.h"
 #include "optim/update_rule_of.h"
 #include "zero/stage.h"
@@ -86,6 +88,11 @@ std::string remedy(const Config& config, const NeededMemory& needed) {
 
 }  // namespace
 
+int64_t moment_bytes(const PrecisionConfig& precision, int64_t numel) {
+  if (!precision.moments_in_8_bits) return numel * size_of(precision.moments);
+  return numel + coded_blocks(numel) * static_cast<int64_t>(sizeof(float));
+}
+
 NeededMemory needed_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
                            const BucketOptions& kinds, bool on_gpu) {
   const StagePolicy policy = policy_of(config);
@@ -122,8 +129,8 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
       moments = std::ranges::count_if(moments_of(groups[layout.group]),
                                       [&](const char* name) { return is_in_memory(bucket, name); });
     if (on_gpu && !kinds.master_on_host) {  // the GPU has the states of the update
-      needed.checkpoint +=
-          (size_of(precision.master) * has_exact + size_of(precision.moments) * moments) * layout.slice_numel;
+      needed.checkpoint += size_of(precision.master) * has_exact * layout.slice_numel +
+                           moments * moment_bytes(precision, layout.slice_numel);
       continue;
     }
     // The new values to send to the GPU need memory of their own, unless they are the master weights.
@@ -132,7 +139,7 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
     const bool sums_only = policy.reduce_every_backward || kinds.master_on_host;
     needed.gradients += gradient * (sums_only ? layout.slice_numel : layout.numel);
     if (has_exact) needed.master += size_of(precision.master) * updated;
-    needed.moments += size_of(precision.moments) * moments * updated;
+    needed.moments += moments * moment_bytes(precision, updated);
   }
   // On a GPU gathered parameters are not in the host's memory.
   if (!on_gpu)

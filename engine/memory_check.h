@@ -34,6 +34,9 @@ struct NeededMemory {
   int64_t total() const { return values + gradients + master + moments + buffers + gathered; }
 };
 
+/// The bytes of one moment of `numel` elements.
+int64_t moment_bytes(const PrecisionConfig& precision, int64_t numel);
+
 /// Counts host memory. `store` must already know which states go to files. From stage 1 on, counts only the
 /// rank's slice of the values, because the ranks of a host may share one copy. `on_gpu`: the rank computes on
 /// a GPU. Then only what is kept on the host counts: page-locked memory if the host updates the parameters,

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/memory_report.h"
 #include "engine/engine_state.h"
+#include "zero/coded_states.h"
 
 namespace zerorun {
 namespace {
@@ -116,7 +117,9 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
   const BucketLayout& layout = state_->store.layout(bucket);
   const auto options = at::TensorOptions(at::kFloat).device(state_->mesh.data().device().location());
   const at::Tensor own = at::empty({layout.slice_numel}, options);
+  if (has_codes(state)) own.copy_(numbers_of(state_->store, bucket, state, Extent::slice));
   state_->store.for_each_chunk(bucket, /*changes=*/false, [&](int chunk) {
+    if (has_codes(state)) return;
     const auto [begin, numel] = state_->store.chunk_range(bucket, chunk);
     own.narrow(0, begin, numel).copy_(state_->store.chunk(bucket, state, chunk));
   });
@@ -223,11 +226,16 @@ void ParameterStates::write(const at::Tensor& parameter, const std::string& name
   state_->checkpoints.keep(bucket);
   const at::Tensor piece = state_->buckets.flattened(index, part_of(index, values.to(at::kFloat)));
   const int64_t offset = state_->store.layout().locations[index].offset;
+  const int64_t slice = state_->mesh.shards().rank() * layout.slice_numel;
+  if (has_codes(state)) {
+    const at::Tensor numbers = numbers_of(state_->store, bucket, state, state.extent);
+    copy_overlap(numbers, state.extent == Extent::bucket ? 0 : slice, piece, offset);
+    return put_numbers(state_->store, bucket, state, state.extent, numbers);
+  }
   if (state.extent == Extent::bucket) {
     state.memory.narrow(0, offset, piece.numel()).copy_(piece);
     return;
   }
-  const int64_t slice = state_->mesh.shards().rank() * layout.slice_numel;
   state_->store.for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
     const int64_t begin = slice + state_->store.chunk_range(bucket, chunk).begin;
     copy_overlap(state_->store.chunk(bucket, state, chunk), begin, piece, offset);

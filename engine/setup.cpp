@@ -12,6 +12,7 @@
 #include "base/describe.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "device/moment_codes.h"
 #include "engine/host_update.h"
 #include "engine/optimizer_groups.h"
 #include "engine/pipeline_division.h"
@@ -45,18 +46,21 @@ void check_not_on_meta(const Model& model, c10::Device of_ranks) {
 void check_one_optimizer(const Config& config, const InitializeOptions& options) {
   if (options.computes_only) return;
   if (options.optimizer) check_client_optimizer(*options.optimizer);
-  if (options.optimizer && config.precision.has_narrow_states()) {
+  const PrecisionConfig& precision = config.precision;
+  if (options.optimizer && (precision.has_narrow_states() || precision.moments_in_8_bits)) {
     throw UserError(
-        "bf16.bf16_master_weights_and_grads or bf16.bf16_optimizer_states is true, and the optimizer is the "
-        "program's own, whose step needs fp32 states: name an optimizer in the config instead");
+        std::string(precision.moments_in_8_bits
+                        ? "zerorun.optimizer_states_in_8_bits"
+                        : "bf16.bf16_master_weights_and_grads or bf16.bf16_optimizer_states") +
+        " is true, and the optimizer is the program's own, whose step needs fp32 states: name an optimizer "
+        "in the config instead");
   }
   if (config.optimizer) {
-    if (const auto reason = reason_against_narrow_states(*config.optimizer, config.precision)) {
-      throw UserError(
-          std::string("bf16 weights or optimizer states with the optimizer ") + name_of(*config.optimizer) +
-          ", " + *reason +
-          ": remove bf16.bf16_master_weights_and_grads and bf16.bf16_optimizer_states, or use another "
-          "optimizer, such as AdamW");
+    if (const auto reason = reason_against_narrow_states(*config.optimizer, precision)) {
+      throw UserError(std::string("weights or optimizer states in 16 or 8 bits with the optimizer ") +
+                      name_of(*config.optimizer) + ", " + *reason +
+                      ": remove bf16.bf16_master_weights_and_grads, bf16.bf16_optimizer_states and "
+                      "zerorun.optimizer_states_in_8_bits, or use another optimizer, such as AdamW");
     }
   }
   if (options.optimizer && config.optimizer) {
@@ -216,7 +220,9 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
   const PrecisionConfig& precision = config.precision;
   const int64_t element_size = size_of(precision.training);
   const int64_t smallest = std::min(element_size, size_of(precision.communication));
-  const int64_t alignment = communicator.device().alignment() / smallest;
+  // Blocks of moments in 8 bits begin at parameters' first elements, and no slice cuts one.
+  const int64_t alignment =
+      precision.moments_in_8_bits ? kCodedBlock : communicator.device().alignment() / smallest;
   const ZeroConfig& zero = config.zero;
   BucketSizeLimits limits{.reduce_bucket_size = zero.reduce_bucket_size,
                           .allgather_bucket_size = zero.allgather_bucket_size,

@@ -6,6 +6,8 @@
 #include "base/fnv1a.h"
 #include "base/memory_report.h"
 #include "device/dtypes.h"
+#include "device/moment_codes.h"
+#include "engine/memory_check.h"
 #include "engine/step_hashes.h"
 
 namespace zerorun {
@@ -86,21 +88,26 @@ std::vector<RandomRun> ShardStates::random_runs(int bucket, int rank, int chunk)
 }
 
 // A moment covers what this rank updates: its slice, or the whole bucket.
-at::Tensor ShardStates::lend_moment(const Shard& shard, const char* name) {
+MomentMemory ShardStates::lend_moment(const Shard& shard, const char* name) {
   if (!store_->has(shard.bucket, name)) {
     const BucketLayout& layout = store_->layout(shard.bucket);
     const Extent extent = policy_.replicate_update ? Extent::bucket : Extent::slice;
     const int64_t numel = policy_.replicate_update ? layout.numel : layout.slice_numel;
     Device& device = communicator_->device();
-    const at::ScalarType dtype = scalar_type(precision_->moments);
     const AllocatingFor scope(host_update_ ? MemoryUse::on_host : MemoryUse::moments,
-                              numel * size_of(precision_->moments));
-    store_->put(shard.bucket, StateKind::moment, name, extent,
-                host_update_ ? device.allocate_on_host(numel, dtype) : device.allocate(numel, dtype),
-                host_update_ ? Home::host : Home::device);
+                              moment_bytes(*precision_, numel));
+    const auto allocated = [&](int64_t count, at::ScalarType dtype) {
+      return host_update_ ? device.allocate_on_host(count, dtype) : device.allocate(count, dtype);
+    };
+    const bool is_coded = precision_->moments_in_8_bits;
+    at::Tensor memory = allocated(numel, is_coded ? at::kByte : scalar_type(precision_->moments));
+    at::Tensor scales = is_coded ? allocated(coded_blocks(numel), at::kFloat) : at::Tensor();
+    store_->put(shard.bucket, StateKind::moment, name, extent, std::move(memory),
+                host_update_ ? Home::host : Home::device, std::move(scales));
   }
   const StateTensor& state = store_->at(shard.bucket, name);
-  if (state.home != Home::file) return store_->slice(shard.bucket, name, shard.rank);
+  if (state.home != Home::file)
+    return {store_->slice(shard.bucket, name, shard.rank), store_->scales(shard.bucket, name, shard.rank)};
   int chunk = 0;
   while (store_->chunk_range(shard.bucket, chunk).begin != shard.begin) ++chunk;
   return state.chunks[chunk];

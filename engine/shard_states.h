@@ -32,7 +32,7 @@ class ShardStates : public StateAccess {
   /// The shards of this rank. Their numbers are their places in this list.
   std::vector<Shard> shards() const;
   /// Memory for a moment of the shard, which lies in the store.
-  at::Tensor lend_moment(const Shard& shard, const char* name);
+  MomentMemory lend_moment(const Shard& shard, const char* name);
 
   bool goes_backwards() const override { return backwards_; }
   void plan(std::span<const int> shards) override;

@@ -90,7 +90,7 @@ class ClientOptimizer : public ShardOptimizer {
       group.params().push_back(shard.values);
       auto& lent = lent_.emplace_back();
       auto state = first_state(optimizer, group.options(), [&](const char* name) {
-        return lent.emplace_back(name, borrow(shard, name)).second;
+        return lent.emplace_back(name, borrow(shard, name).values).second;
       });
       if (state) optimizer.state()[shard.values.unsafeGetTensorImpl()] = std::move(state);
       if (foreign_) lend_moments(shard, borrow);
@@ -188,7 +188,7 @@ class ClientOptimizer : public ShardOptimizer {
  private:
   void lend_moments(const Shard& shard, const BorrowMoment& borrow) {
     std::vector<at::Tensor> memory;
-    for (const std::string& name : foreign_->moments()) memory.push_back(borrow(shard, name.c_str()));
+    for (const std::string& name : foreign_->moments()) memory.push_back(borrow(shard, name.c_str()).values);
     foreign_->lend(shard.values, shard.group, memory);
   }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/timeline.h"
+#include "device/moment_codes.h"
 #include "device/tensor_run.h"
 #include "optim/hyperparameters.h"
 #include "optim/shard_optimizer.h"
@@ -12,7 +13,7 @@
 namespace zerorun {
 namespace {
 
-using Moments = std::array<at::Tensor, 3>;  // undefined beyond the rule's moments
+using Moments = std::array<MomentMemory, 3>;  // undefined beyond the rule's moments
 
 class FusedOptimizer : public ShardOptimizer {
  public:
@@ -30,7 +31,7 @@ class FusedOptimizer : public ShardOptimizer {
       }
       if (const auto* adagrad = std::get_if<AdagradConfig>(&groups_[shard.group])) {
         access_->open(index, ShardUse::moments);
-        moments[0].fill_(adagrad->initial_accumulator_value);
+        moments[0].values.fill_(adagrad->initial_accumulator_value);
         access_->close(index, ShardUse::moments);
       }
       parts_.push_back(parts_of(shard, moments));
@@ -79,15 +80,20 @@ class FusedOptimizer : public ShardOptimizer {
   static std::vector<UpdateTensors> parts_of(const Shard& shard, const Moments& moments) {
     const UpdateTensors whole{.gradient = shard.gradient,
                               .values = shard.values,
-                              .first = moments[0],
-                              .second = moments[1],
-                              .third = moments[2],
-                              .rounded = shard.rounded};
+                              .first = moments[0].values,
+                              .second = moments[1].values,
+                              .third = moments[2].values,
+                              .rounded = shard.rounded,
+                              .first_scales = moments[0].scales,
+                              .second_scales = moments[1].scales};
     if (shard.runs.empty()) return {whole};
     std::vector<UpdateTensors> parts;
     for (const RandomRun& run : shard.runs) {
       auto part = [&](const at::Tensor& all) {
         return all.defined() ? run_of(all, run.begin, run.numel) : at::Tensor();
+      };
+      auto blocks = [&](const at::Tensor& all) {
+        return all.defined() ? run_of(all, run.begin / kCodedBlock, coded_blocks(run.numel)) : at::Tensor();
       };
       parts.push_back({.gradient = part(whole.gradient),
                        .values = part(whole.values),
@@ -95,7 +101,9 @@ class FusedOptimizer : public ShardOptimizer {
                        .second = part(whole.second),
                        .third = part(whole.third),
                        .rounded = part(whole.rounded),
-                       .rounding = {.is_on = true, .key = 0, .first = run.first}});
+                       .rounding = {.is_on = true, .key = 0, .first = run.first},
+                       .first_scales = blocks(whole.first_scales),
+                       .second_scales = blocks(whole.second_scales)});
     }
     return parts;
   }

@@ -38,7 +38,8 @@ class LambOptimizer : public ShardOptimizer {
     size_t most_parameters = 0;
     for (size_t index = 0; index < shards_.size(); ++index) {
       const Shard& shard = shards_[index];
-      states_.push_back({.first = borrow(shard, "exp_avg"), .second = borrow(shard, "exp_avg_sq")});
+      states_.push_back(
+          {.first = borrow(shard, "exp_avg").values, .second = borrow(shard, "exp_avg_sq").values});
       shards_of_[shard.bucket].push_back(static_cast<int>(index));
       direction_begins_.push_back(numels[shard.bucket]);
       numels[shard.bucket] += shard.values.numel();

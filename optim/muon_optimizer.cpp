@@ -51,7 +51,7 @@ class MuonOptimizer : public ShardOptimizer {
       shards_[index].gradient = slice.direction.narrow(0, shard.begin, shard.values.numel());
       if (!is_muon(groups_[shard.group])) continue;
       with_momentum_.push_back(static_cast<int>(index));
-      momenta_[index] = borrow(shard, "momentum_buffer");
+      momenta_[index] = borrow(shard, "momentum_buffer").values;
       widest = std::max(widest, store.layout(shard.bucket).numel);
     }
     for (Gathered& gathered : gathered_) gathered.memory = communicator.allocate(widest, at::kFloat);

@@ -37,11 +37,19 @@ struct Shard {
   std::vector<RandomRun> runs = {};  // all parameters' elements; empty: updates round to nearest
 };
 
-/// Returns the memory of one moment of a shard: a 1-D float32 or bfloat16 tensor of the shard's length,
-/// initially zero.
-/// `name` is the moment's name in torch.optim. The same shard and name always give the same memory, which
-/// outlives the optimizer.
-using BorrowMoment = std::function<at::Tensor(const Shard& shard, const char* name)>;
+/// One moment of a shard: 1-D values of the shard's length, which are float32, bfloat16, or codes with their
+/// scales (device/moment_codes.h).
+struct MomentMemory {
+  MomentMemory(at::Tensor of_elements = {}, at::Tensor of_blocks = {})
+      : values(std::move(of_elements)), scales(std::move(of_blocks)) {}
+
+  at::Tensor values;
+  at::Tensor scales;  // undefined without codes
+};
+
+/// Returns the memory of one moment of a shard, initially zero. `name` is the moment's name in torch.optim.
+/// The same shard and name always give the same memory, which outlives the optimizer.
+using BorrowMoment = std::function<MomentMemory(const Shard& shard, const char* name)>;
 
 enum class ShardUse {
   moments,  // changes moments, reads values

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "checkpoint/safetensors_dtype.h"
+#include "device/moment_codes.h"
 
 namespace zerorun {
 
@@ -15,7 +16,7 @@ SliceStore::SliceStore(Layout layout, std::vector<int64_t> numels, int rank, int
       states_(layout_.buckets.size()) {}
 
 const StateTensor& SliceStore::put(int bucket, StateKind kind, std::string name, Extent extent,
-                                   at::Tensor memory, Home home) {
+                                   at::Tensor memory, Home home, at::Tensor scales) {
   const std::string place = "\"" + name + "\" of bucket " + std::to_string(bucket);
   ZR_CHECK(!has(bucket, name), place + " is kept already");
   const int64_t numel = extent == Extent::slice ? layout(bucket).slice_numel : layout(bucket).numel;
@@ -26,7 +27,8 @@ const StateTensor& SliceStore::put(int bucket, StateKind kind, std::string name,
                                                   .extent = extent,
                                                   .home = home,
                                                   .memory = std::move(memory),
-                                                  .own = std::move(own)});
+                                                  .own = std::move(own),
+                                                  .scales = std::move(scales)});
 }
 
 const StateTensor* SliceStore::find(int bucket, std::string_view name) const {
@@ -47,6 +49,13 @@ at::Tensor SliceStore::slice(int bucket, std::string_view name, int rank) const 
                               " is kept of this rank's slice only, not of rank " + std::to_string(rank) +
                               "'s");
   return state.memory;
+}
+
+at::Tensor SliceStore::scales(int bucket, std::string_view name, int rank) const {
+  const StateTensor& state = at(bucket, name);
+  if (!state.scales.defined() || state.extent == Extent::slice) return state.scales;
+  const int64_t blocks = layout(bucket).slice_numel / kCodedBlock;
+  return run_of(state.scales, rank * blocks, blocks);
 }
 
 at::Tensor SliceStore::slice_of(int bucket, const at::Tensor& flat, int rank) const {
@@ -166,7 +175,8 @@ void SliceStore::close_values(int bucket, ValueUse use) {
 
 int64_t SliceStore::bytes(const StateTensor& state) const {
   if (state.home == Home::file) return 0;
-  const auto bytes = static_cast<int64_t>(state.memory.nbytes());
+  int64_t bytes = static_cast<int64_t>(state.memory.nbytes());
+  if (state.scales.defined()) bytes += static_cast<int64_t>(state.scales.nbytes());
   return state.home == Home::shared ? bytes / world_size_ : bytes;
 }
 

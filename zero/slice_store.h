@@ -56,8 +56,9 @@ struct StateTensor {
   std::string name;  // "value", "master", "gradient", or torch.optim's name of a moment ("exp_avg")
   Extent extent;
   Home home;
-  at::Tensor memory;  // 1-D, a slice or a bucket long (`extent`); undefined if `home` is a file
-  at::Tensor own;     // this rank's slice, 1-D; values in files have memory only while open
+  at::Tensor memory;       // 1-D, a slice or a bucket long (`extent`); undefined if `home` is a file
+  at::Tensor own;          // this rank's slice, 1-D; values in files have memory only while open
+  at::Tensor scales = {};  // of a moment in codes (device/moment_codes.h), for all of `memory`
   /// For master weights or moments in files: one 1-D tensor per chunk, which has memory only while open.
   std::vector<at::Tensor> chunks = {};
 };
@@ -96,12 +97,14 @@ class SliceStore {
   /// Adds a state and takes ownership of `memory`. The bucket must not have a state of this name yet. The
   /// returned reference stays valid.
   const StateTensor& put(int bucket, StateKind kind, std::string name, Extent extent, at::Tensor memory,
-                         Home home = Home::device);
+                         Home home = Home::device, at::Tensor scales = {});
   bool has(int bucket, std::string_view name) const { return find(bucket, name) != nullptr; }
   /// The bucket's state of this name, which must exist.
   const StateTensor& at(int bucket, std::string_view name) const;
   /// Returns `rank`'s slice of the state; this rank must keep that slice.
   at::Tensor slice(int bucket, std::string_view name, int rank) const;
+  /// The same slice's scales; undefined for a state without codes.
+  at::Tensor scales(int bucket, std::string_view name, int rank) const;
 
   /// Keeps `states` (listed by bucket) in files from now on. The buckets must not have states of these names
   /// yet. `names`: the names of the layout's parameters. Throws UserError if the files cannot be created.

@@ -90,6 +90,9 @@ static constexpr KeyFact precision_rows[] = {
     boolean("zerorun.stochastic_rounding", "false",
             "round updated bfloat16 weights and optimizer states at random to one of the two nearest "
             "numbers, so that small steps count on average, instead of to the nearest (docs/guide.md)"),
+    boolean("zerorun.optimizer_states_in_8_bits", "false",
+            "keep the optimizer states of Adam, AdamW and Lion in 8 bits, with a scale for each 256 elements "
+            "(docs/guide.md)"),
     integer("zerorun.rounding_seed", "0", "seed of zerorun.stochastic_rounding").least(0),
 };
 

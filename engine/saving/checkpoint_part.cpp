@@ -14,6 +14,7 @@
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/saving/client_tensors.h"
 #include "engine/saving/restart_items.h"
+#include "zero/coded_states.h"
 
 namespace zerorun {
 namespace {
@@ -72,7 +73,22 @@ checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
                                        std::vector<std::weak_ptr<checkpoint::MemorySnapshot>>& pinned) {
   const int rank = state.mesh.world().rank();
   const bool is_frozen = bucket >= state.buckets.trained_count();
-  std::map<const StateTensor*, std::shared_ptr<checkpoint::MemorySnapshot>> sources;
+  struct Source {
+    std::shared_ptr<checkpoint::MemorySnapshot> snapshot;
+    at::ScalarType dtype;
+  };
+  std::map<const StateTensor*, Source> sources;
+  const auto source_of = [&](const StateTensor& kept) -> Source {
+    if (has_codes(kept)) {
+      const AllocatingFor use(MemoryUse::checkpoint);
+      return {zerorun::pinned(numbers_of(state.store, bucket, kept, Extent::slice)), at::kFloat};
+    }
+    const CopyTime time = copy_time(state, bucket, kept, read_time);
+    auto snapshot =
+        kept.home == Home::host ? zerorun::pinned(kept.own) : state.checkpoints.pins().pin(kept.own, time);
+    if (time == CopyTime::before_change && lies_on_host(state, kept)) pinned.push_back(snapshot);
+    return {std::move(snapshot), kept.own.scalar_type()};
+  };
   checkpoint::FileToWrite file{
       .name = name_of_file(bucket, rank),
       .metadata =
@@ -87,21 +103,17 @@ checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
     state.store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
       const StateTensor& kept = *piece.state;
       if (kept.kind == StateKind::gradient || kept.home == Home::file) return;
-      auto& source = sources[&kept];
-      if (!source) {
-        const CopyTime time = copy_time(state, bucket, kept, read_time);
-        source = kept.home == Home::host ? zerorun::pinned(kept.own)
-                                         : state.checkpoints.pins().pin(kept.own, time);
-        if (time == CopyTime::before_change && lies_on_host(state, kept)) pinned.push_back(source);
-      }
-      file.ranges.push_back({.range = {.parameter = state.buckets.parameters()[parameter].name,
-                                       .state = kept.name,
-                                       .dtype = spelled(kept.own.scalar_type()),
-                                       .begin = piece.begin,
-                                       .numel = piece.values.numel(),
-                                       .part = saved_part(state, parameter, kept.kind)},
-                             .source = source,
-                             .source_offset = begin_in_slice * kept.own.element_size()});
+      const auto& [snapshot, dtype] =
+          sources.contains(&kept) ? sources.at(&kept) : sources.emplace(&kept, source_of(kept)).first->second;
+      file.ranges.push_back(
+          {.range = {.parameter = state.buckets.parameters()[parameter].name,
+                     .state = kept.name,
+                     .dtype = spelled(dtype),
+                     .begin = piece.begin,
+                     .numel = piece.values.numel(),
+                     .part = saved_part(state, parameter, kept.kind)},
+           .source = snapshot,
+           .source_offset = begin_in_slice * static_cast<int64_t>(c10::elementSize(dtype))});
     });
   }
   if (window && !is_frozen) add_gradients(state, bucket, *window, file);

@@ -13,6 +13,7 @@
 #include "engine/saving/checkpoint_contents.h"
 #include "engine/saving/restart_items.h"
 #include "engine/step_hashes.h"
+#include "zero/coded_states.h"
 
 namespace zerorun {
 
@@ -60,9 +61,11 @@ void Restore::gather_slices() const {
   state_->store.for_each([&](int bucket, const StateTensor& kept) {
     const bool by_residency = kept.kind == StateKind::value && state_->residency;
     if (kept.extent == Extent::slice || kept.kind == StateKind::gradient || by_residency) return;
-    state_->mesh.shards()
-        .all_gather(kept.memory, kept.own, kept.name + " of " + state_->buckets.label(bucket))
-        ->wait();
+    const std::string what = kept.name + " of " + state_->buckets.label(bucket);
+    state_->mesh.shards().all_gather(kept.memory, kept.own, what)->wait();
+    if (!has_codes(kept)) return;
+    const at::Tensor scales = state_->store.scales(bucket, kept.name, state_->store.rank());
+    state_->mesh.shards().all_gather(kept.scales, scales, "scales of " + what)->wait();
   });
 }
 
@@ -142,16 +145,26 @@ void Restore::read_slice(int bucket) {
     if (has_window() && parameters[index].group != kFrozen && is_there(parameters[index].name))
       read_gradients(index);
   }
-  state_->store.for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
+  SliceStore& store = state_->store;
+  std::map<const StateTensor*, at::Tensor> decoded;  // this rank's slices of states in codes
+  const auto as_numbers = [&](int index, const StatePiece& piece) {
+    if (!has_codes(*piece.state)) return piece;
+    at::Tensor& numbers = decoded[piece.state];
+    if (!numbers.defined()) numbers = numbers_of(store, bucket, *piece.state, Extent::slice);
+    const int64_t begin = store.range_in_slice(index, store.rank()).begin;
+    return StatePiece{piece.state, run_of(numbers, begin, piece.values.numel()), piece.begin};
+  };
+  store.for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
     std::vector<WantedElements> pieces;
-    for (const int index : state_->store.layout(bucket).parameters) {
-      state_->store.for_each_piece_of(chunk, index, [&](const StatePiece& piece) {
+    for (const int index : store.layout(bucket).parameters) {
+      store.for_each_piece_of(chunk, index, [&](const StatePiece& piece) {
         if (is_read(index, *piece.state))
-          pieces.push_back(wanted(index, source_of(index, *piece.state), piece));
+          pieces.push_back(wanted(index, source_of(index, *piece.state), as_numbers(index, piece)));
       });
     }
     saved_->read(pieces);
   });
+  for (const auto& [state, numbers] : decoded) put_numbers(store, bucket, *state, Extent::slice, numbers);
 }
 
 std::string Restore::gradient_state() const {

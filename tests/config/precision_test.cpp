@@ -290,6 +290,30 @@ TEST_CASE("optimizers that cannot update bf16 states are refused, and lost chang
   CHECK(told(parse(narrow + ", " + types(R"("grad_accum_dtype": "fp32")"))).empty());
 }
 
+TEST_CASE("optimizer states in 8 bits are those of Adam, AdamW and Lion, in memory") {
+  const std::string states = R"("zerorun": {"optimizer_states_in_8_bits": true})";
+  CHECK(precision(states).moments_in_8_bits);
+  CHECK(!precision(bf16).moments_in_8_bits);
+  for (const char* type : {"Adam", "AdamW", "Lion"})
+    CHECK(told(parse(states + R"(, "optimizer": {"type": ")" + type + "\"}")).empty());
+  const auto check_refused = [&](const std::string& more, const std::string& expected) {
+    const auto refused = refusals(with(states + ", " + more));
+    REQUIRE(refused.size() == 1);
+    CHECK_THAT(refused[0].place(), Contains("zerorun.optimizer_states_in_8_bits"));
+    CHECK(refused[0].expected == expected);
+  };
+  check_refused(R"("optimizer": {"type": "SGD"})", "false with the optimizer SGD, whose states are numbers");
+  check_refused(R"("optimizer": {"type": "Lamb"})",
+                "false with the optimizer Lamb, whose states are numbers");
+  check_refused(R"("optimizer": {"type": "AdamW", "params": {"amsgrad": true}})",
+                "false with the optimizer AdamW, whose amsgrad needs the largest squares exactly");
+  check_refused(R"("bf16": {"enabled": true, "bf16_optimizer_states": true})",
+                "false, as bf16.bf16_optimizer_states is true");
+  check_refused(
+      R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}})",
+      "false with optimizer states in files");
+}
+
 TEST_CASE("notes say that the keys about sums and checks of bf16 gradients change nothing") {
   check_note(R"("bf16": {"enabled": true, "immediate_grad_update": true})",
              "bf16.immediate_grad_update: true has no effect: gradients are always added as soon as they are "

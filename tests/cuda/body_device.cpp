@@ -1,5 +1,6 @@
 #include "tests/cuda/body_device.h"
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -67,6 +68,33 @@ uint64_t scale(const at::Tensor& to, const at::Tensor& from, float factor, int64
     });
   });
   return slot;
+}
+
+// Runs the threads of each block, which wait for one another between update() and store().
+template <typename State, typename Rule>
+void update_codes_by(const Rule& rule, const UpdateSpan& span, const at::Tensor& gradient, float factor) {
+  with_type(gradient, [&](auto type) {
+    cuda::CodedUpdate<Rule, typename decltype(type)::type, State> body(rule, span);
+    body.factor = factor;
+    for (int64_t begin = 0; begin < span.numel; begin += kCodedBlock) {
+      const int64_t end = std::min(begin + kCodedBlock, span.numel);
+      std::vector<Element> elements;
+      uint32_t first = 0, second = 0;
+      for (int64_t index = begin; index < end; ++index) {
+        elements.push_back(body.update(index, kSignedBook, kUnsignedBook));
+        first = std::max(first, magnitude_key(elements.back().first));
+        second = std::max(second, magnitude_key(elements.back().second));
+      }
+      for (int64_t index = begin; index < end; ++index)
+        body.store(index, elements[index - begin], first, second, kSignedBook.limits, kUnsignedBook.limits);
+    }
+  });
+}
+
+template <typename Rule>
+void update_codes(const Rule& rule, const UpdateSpan& span, const at::Tensor& gradient, float factor) {
+  if (span.values_dtype == Dtype::fp32) return update_codes_by<cuda::WideState>(rule, span, gradient, factor);
+  update_codes_by<cuda::NarrowState>(rule, span, gradient, factor);
 }
 
 double sum_of_block(std::vector<double> sums) {
@@ -141,6 +169,7 @@ void BodyDevice::update(const UpdateRule& rule, const UpdateTensors& tensors, co
   };
   std::visit(
       [&](const auto& formula) {
+        if (span.has_codes()) return update_codes(formula, span, tensors.gradient, known.factor);
         if (span.is_all_float32()) return run_body.template operator()<cuda::WideState>(formula);
         run_body.template operator()<cuda::NarrowState>(formula);
       },

@@ -143,6 +143,8 @@ TEST_CASE("cuda kernels: updates of bfloat16 state have the CPU's bits") {
   CudaDevice device(0);
   check_narrow_updates(device, kSizes);
   check_narrow_updates(device, kLarge);
+  check_coded_updates(device, kSizes);
+  check_coded_updates(device, kLarge);
 }
 
 TEST_CASE("cuda kernels: master weights follow what was written") {

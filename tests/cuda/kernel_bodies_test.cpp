@@ -162,6 +162,7 @@ TEST_CASE("kernel bodies: updates of bfloat16 state have the CPU's bits") {
   for (const int64_t threads : kThreadCounts) {
     BodyDevice device(threads);
     check_narrow_updates(device, kSizes);
+    check_coded_updates(device, kSizes);
   }
 }
 

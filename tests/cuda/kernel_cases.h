@@ -24,6 +24,8 @@ void check_squares(Device& tested, const Sizes& sizes);
 void check_updates(Device& tested, const Sizes& sizes);
 /// Updates of bfloat16 values and moments.
 void check_narrow_updates(Device& tested, const Sizes& sizes);
+/// Updates of moments in 8 bits.
+void check_coded_updates(Device& tested, const Sizes& sizes);
 void check_following(Device& tested, const Sizes& sizes);
 void check_step_facts(Device& tested);
 /// Checks decide() for jobs of few and of many ranks.

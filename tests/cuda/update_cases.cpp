@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <variant>
 
+#include "device/moment_codes.h"
 #include "device/step_facts.h"
 #include "tests/cuda/kernel_cases.h"
 #include "tests/cuda/kernel_results.h"
@@ -74,6 +75,7 @@ bool has_squares_first(const UpdateRule& rule) {
 // Which state is bfloat16, and whether it is rounded at random.
 struct NarrowState {
   bool values = false, moments = false, random = false;
+  bool codes = false;  // moments are in 8 bits
 };
 
 struct UpdateCase {
@@ -85,6 +87,22 @@ struct UpdateCase {
   int32_t apply;
   NarrowState narrow = {};
 };
+
+// Replaces fp32 moments by codes.
+void put_codes(Device& device, UpdateTensors& tensors) {
+  const auto coded = [&](at::Tensor& moment, at::Tensor& scales, bool has_signs) {
+    if (!moment.defined()) return;
+    const at::Tensor numbers = get(device, moment);
+    const at::Tensor codes = at::empty({numbers.numel()}, at::kByte);
+    const at::Tensor of_blocks = at::empty({coded_blocks(numbers.numel())}, at::kFloat);
+    encode(numbers.const_data_ptr<float>(), numbers.numel(), has_signs, codes.mutable_data_ptr<uint8_t>(),
+           of_blocks.mutable_data_ptr<float>());
+    moment = put(device, codes);
+    scales = put(device, of_blocks);
+  };
+  coded(tensors.first, tensors.first_scales, true);
+  coded(tensors.second, tensors.second_scales, false);
+}
 
 Results updated(Device& device, const UpdateCase& given) {
   const int moments = moments_of(given.rule);
@@ -107,6 +125,7 @@ Results updated(Device& device, const UpdateCase& given) {
   if (moments > 0) tensors.first = squares_first ? squares(3) : moment(3);
   if (moments > 1) tensors.second = squares_first ? moment(4) : squares(4);
   if (moments > 2) tensors.third = squares_first ? moment(6) : squares(6);
+  if (given.narrow.codes) put_codes(device, tensors);
   if (given.rounded != at::kFloat) {
     tensors.rounded = put(device, random_values(given.numel, given.rounded, 5), given.offset / 4);
   }
@@ -116,7 +135,8 @@ Results updated(Device& device, const UpdateCase& given) {
   device.update(given.rule, tensors, put(device, known));
   Results results;
   for (const at::Tensor& tensor :
-       {tensors.gradient, tensors.values, tensors.first, tensors.second, tensors.third, tensors.rounded}) {
+       {tensors.gradient, tensors.values, tensors.first, tensors.second, tensors.third, tensors.rounded,
+        tensors.first_scales, tensors.second_scales}) {
     if (tensor.defined()) results.push_back(get(device, tensor));
   }
   return results;
@@ -137,6 +157,26 @@ void check_updates(Device& tested, const Sizes& sizes) {
                            << ", " << numel << " values from " << offset << " on, apply " << apply);
               check_same(updated(tested, given), updated(cpu_device(), given));
             }
+          }
+        }
+      }
+    }
+  }
+}
+
+void check_coded_updates(Device& tested, const Sizes& sizes) {
+  for (const UpdateRule& rule : kRules) {
+    if (!std::holds_alternative<AdamUpdate>(rule) && !std::holds_alternative<LionUpdate>(rule)) continue;
+    for (const at::ScalarType gradient : kDtypes) {
+      for (const NarrowState& narrow :
+           {NarrowState{.codes = true}, NarrowState{.values = true, .random = true, .codes = true}}) {
+        for (const int64_t numel : sizes) {
+          for (const int32_t apply : {1, 0}) {
+            const at::ScalarType rounded = narrow.values ? at::kFloat : gradient;
+            const UpdateCase given{rule, gradient, rounded, numel, 0, apply, narrow};
+            INFO("rule " << rule.index() << ", gradient in " << gradient << ", bfloat16 values "
+                         << narrow.values << ", " << numel << " values, apply " << apply);
+            check_same(updated(tested, given), updated(cpu_device(), given));
           }
         }
       }

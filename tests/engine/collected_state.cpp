@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "zero/coded_states.h"
+
 namespace zerorun::testing {
 
 void CollectedState::add(StateTraining& training) {
@@ -17,7 +19,13 @@ void CollectedState::add(StateTraining& training) {
       const bool exact = kept.kind != StateKind::moment;
       at::Tensor& whole = whole_[(exact ? "exact" : kept.name) + " of " + parameters[index].name];
       if (!whole.defined()) whole = torch::full({parameters[index].tensor.numel()}, 7.0F);
-      whole.narrow(0, piece.begin, piece.values.numel()).copy_(piece.values);
+      at::Tensor values = piece.values;
+      if (has_codes(kept)) {
+        const int bucket = state.buckets.bucket_of(index);
+        const int64_t begin = state.store.range_in_slice(index, state.store.rank()).begin;
+        values = numbers_of(state.store, bucket, kept, Extent::slice).narrow(0, begin, values.numel());
+      }
+      whole.narrow(0, piece.begin, piece.values.numel()).copy_(values);
     });
   }
   for (const NamedTensor& other : state.unbucketed)

@@ -1,12 +1,14 @@
 // Tests training with bfloat16 weights and optimizer states instead of fp32 ones
-// (bf16_master_weights_and_grads, bf16_optimizer_states, zerorun.stochastic_rounding). same_bits_test and
-// the tests of meshes try them on all other axes.
+// (bf16_master_weights_and_grads, bf16_optimizer_states, zerorun.stochastic_rounding), and with optimizer
+// states in 8 bits (optimizer_states_in_8_bits). same_bits_test and the tests of meshes try them on all other
+// axes.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "device/moment_codes.h"
 #include "engine/parameter_states.h"
 #include "tests/engine/collected_state.h"
 #include "tests/engine/net.h"
@@ -159,6 +161,100 @@ TEST_CASE("bfloat16 states read a checkpoint of fp32 states, rounded to nearest"
   CollectedState::Whole rounded = saved.whole();
   for (auto& [name, state] : rounded) state = state.to(at::kBFloat16).to(at::kFloat);
   check_same(rounded, read.whole(), false);
+}
+
+namespace {
+
+// As elements in 8 bits.
+at::Tensor coded(const at::Tensor& values, bool has_signs) {
+  const at::Tensor codes = at::empty({values.numel()}, at::kByte);
+  const at::Tensor scales = at::empty({coded_blocks(values.numel())});
+  at::Tensor result = at::empty({values.numel()});
+  encode(values.const_data_ptr<float>(), values.numel(), has_signs, codes.mutable_data_ptr<uint8_t>(),
+         scales.mutable_data_ptr<float>());
+  decode(codes.const_data_ptr<uint8_t>(), scales.const_data_ptr<float>(), values.numel(), has_signs,
+         result.mutable_data_ptr<float>());
+  return result;
+}
+
+CollectedState::Whole with_coded_moments(CollectedState::Whole whole) {
+  for (auto& [name, state] : whole) {
+    if (!name.starts_with("exact")) state = coded(state, !name.starts_with("exp_avg_sq"));
+  }
+  return whole;
+}
+
+}  // namespace
+
+TEST_CASE("An update of states in 8 bits is AdamW's on decoded moments; programs read and write numbers") {
+  for (const int stage : {0, 1, 3}) {
+    CAPTURE(stage);
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      Slope model(1000);
+      Engine engine = make_engine(*model,
+                                  R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
+          "zero_optimization": {"stage": )" +
+                                      std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 0},
+          "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}},
+          "zerorun": {"optimizer_states_in_8_bits": true}})",
+                                  communicator);
+      ParameterStates states(engine);
+      at::Tensor first = at::zeros({1000}), second = at::zeros({1000});
+      for (int step = 1; step <= 4; ++step) {
+        const at::Tensor gradient = values({1000}, 100 + static_cast<uint64_t>(step));
+        engine.backward((model->weight * gradient).sum());
+        engine.step();
+        first = coded(first * 0.9F + gradient * static_cast<float>(1 - 0.9), true);
+        second = coded(second * 0.999F + gradient * gradient * static_cast<float>(1 - 0.999), false);
+        const auto expect_near = [&](const std::string& name, const at::Tensor& wanted) {
+          // The formula here may round the other way, and so choose the neighbour of a code.
+          const at::Tensor found = states.read(model->weight, name);
+          expect(found.ne(wanted).sum().item<int64_t>() <= 5, name);
+          expect(at::allclose(found, wanted, 0.2, 1e-6), name + " is near");
+        };
+        expect_near("exp_avg", first);
+        expect_near("exp_avg_sq", second);
+        first = states.read(model->weight, "exp_avg");
+        second = states.read(model->weight, "exp_avg_sq");
+      }
+      const at::Tensor given = values({1000}, 7);
+      states.write(model->weight, "exp_avg", given);
+      expect(at::equal(states.read(model->weight, "exp_avg"), coded(given, true)), "what was written");
+      expect(at::equal(states.read(model->weight, "exp_avg_sq"), second), "the other moment");
+      const int64_t moments = engine.bytes_by_category().moments;
+      const int64_t kept = stage == 0 ? 1024 : 512;
+      expect(moments == 2 * (kept + kept / kCodedBlock * 4), "a byte for an element, 4 for a block");
+    }));
+  }
+}
+
+TEST_CASE("A checkpoint of states in 8 bits continues with the same bits, and holds numbers") {
+  for (const int stage : {0, 1, 3}) {
+    const TemporaryFolder folder;
+    CollectedState saved, end;
+    run("8 bits", stage, 2, folder / "a", false, saved, end);
+    for (const int reader_stage : {0, 2, 3}) {
+      CAPTURE(stage, reader_stage);
+      CollectedState read, reader_end;
+      run("8 bits", reader_stage, 2, folder / "a", true, read, reader_end);
+      check_same(saved.whole(), read.whole());
+      check_same(end.whole(), reader_end.whole());
+    }
+    for (const std::string precision : {"8 bits", "fp32"}) {
+      CAPTURE(precision);
+      CollectedState read, reader_end;
+      run(precision, stage, 3, folder / "a", true, read, reader_end);
+      check_same(saved.whole(), read.whole());
+    }
+  }
+}
+
+TEST_CASE("States in 8 bits read a checkpoint of fp32 states") {
+  const TemporaryFolder folder;
+  CollectedState saved, end, read, reader_end;
+  run("fp32", 2, 2, folder / "a", false, saved, end);
+  run("8 bits", 3, 3, folder / "a", true, read, reader_end);
+  check_same(with_coded_moments(saved.whole()), read.whole());
 }
 
 TEST_CASE("bfloat16 states are refused with the program's own optimizer") {

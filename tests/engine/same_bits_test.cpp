@@ -299,6 +299,38 @@ TEST_CASE("The same bits if only gradients, only weights or only optimizer state
   }
 }
 
+TEST_CASE("The same bits with optimizer states in 8 bits, and their bytes") {
+  const TemporaryFolder folder;
+  const std::string values_in_files =
+      limits(20'000, 0, kNoneStays) +
+      R"(, "offload_param": {"device": "nvme", "max_in_cpu": 0, "nvme_path": ")" + (folder / "").string() +
+      "\"}";
+  const char* const precisions[] = {
+      R"("zerorun": {"optimizer_states_in_8_bits": true},)",
+      R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true},
+         "zerorun": {"optimizer_states_in_8_bits": true, "stochastic_rounding": true},)",
+      R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},
+         "zerorun": {"optimizer_states_in_8_bits": true},)"};
+  for (int ranks = 1; ranks <= 3; ++ranks) {
+    const Precision precision{precisions[ranks - 1]};
+    const Setting setting{ranks, precision, 1, 1};
+    const RunResult reference = train(setting, {.stage = 0});
+    for (const Form& form : {Form{.stage = 1, .bucket_numel = 5'000}, Form{.stage = 2, .shares_memory = true},
+                             Form{.stage = 3, .zero = kNoneStays, .bucket_numel = kBucket},
+                             Form{.stage = 3, .zero = values_in_files, .values_in_files = true}}) {
+      CAPTURE(precision.config, form.stage, form.zero);
+      const RunResult run = train(setting, form);
+      check_same_bits(run, reference);
+      double parameters = 0;
+      for (const auto& [name, values] : run.parameters) parameters += static_cast<double>(values.numel());
+      // Two bytes an element and eight a block of 256, and padding to whole blocks.
+      const double moments = (2 + 8.0 / 256) * parameters / ranks;
+      CHECK(static_cast<double>(run.bytes.moments) >= moments);
+      CHECK(static_cast<double>(run.bytes.moments) <= 1.1 * moments);
+    }
+  }
+}
+
 TEST_CASE("With accumulation stage 2 gives the losses of stage 0 within rounding") {
   for (const auto& [ranks, type, clips] : settings(3, 3, 2)) {
     if (!tries_all() && type != (ranks + 1) % 3) continue;  // each precision, on another number of ranks

@@ -77,6 +77,7 @@ StateTraining::StateTraining(const StateCase& how, int stage, const std::string&
     text += R"(, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true,
         "bf16_optimizer_states": true}, "zerorun": {"stochastic_rounding": true})";
   }
+  if (precision == "8 bits") text += R"(, "zerorun": {"optimizer_states_in_8_bits": true})";
   if (precision == "fp16") {
     text += R"(, "fp16": {"enabled": true, "initial_scale_power": 4, "loss_scale_window": 3})";
   }
