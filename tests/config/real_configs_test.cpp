@@ -187,6 +187,28 @@ TEST_CASE("features of public configurations that ZeroRun lacks are refused or w
   CHECK(told_of == 0);  // since ZeroRun offers offload_param
 }
 
+TEST_CASE("what public configurations ask for and ZeroRun does not do, by key") {
+  std::map<std::string, int> files;
+  int sections = 0;
+  for (const RealConfig& config : real_configs()) {
+    const CheckedConfig checked = check_config(config.text(), config.file);
+    sections += checked.settings.find("activation_checkpointing") != nullptr;
+    for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
+      const std::string& text = diagnostic.text + diagnostic.mistake.found;
+      if (diagnostic.severity != Severity::note && text.find("not support") != std::string::npos)
+        ++files[diagnostic.mistake.path];
+    }
+  }
+  CHECK(sections == 20);
+  CHECK(files == std::map<std::string, int>{{"autotuning", 3},
+                                            {"compile", 1},
+                                            {"curriculum_learning", 2},
+                                            {"data_efficiency", 1},
+                                            {"eigenvalue", 1},
+                                            {"quantize_training", 1},
+                                            {"sparse_attention", 1}});
+}
+
 TEST_CASE("every unknown, deprecated or mistyped key of a public configuration is named at its path") {
   int named = 0;
   for (const RealConfig& config : real_configs()) {
