@@ -2,6 +2,7 @@
 // number of pipeline stages, ZeRO stages, precisions, homes of states, and deferred construction.
 #include <catch2/catch.hpp>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,9 +37,15 @@ std::string unclipped(std::string config) {
   return config.replace(config.find(clip), clip.size(), R"("gradient_clipping": 0)");
 }
 
+// What a training begins and ends with.
+struct Ends {
+  int first = 0, steps = 3;
+  std::filesystem::path from = {}, to = {};  // checkpoints; empty: none
+};
+
 // Trains on `mesh`. `deferred`: the model is built without memory.
 Trained train_on(const MeshSizes& mesh, const DecoderOptions& options, const std::string& config,
-                 bool deferred = false) {
+                 bool deferred = false, const Ends& ends = {}) {
   Trained all;
   std::mutex mutex;
   run_ranks(ranks_of(mesh), [&](std::shared_ptr<Communicator> communicator) {
@@ -46,7 +53,9 @@ Trained train_on(const MeshSizes& mesh, const DecoderOptions& options, const std
     Decoder model(options);
     scope.reset();
     Engine engine = divided_engine(model, config, mesh, std::move(communicator));
-    const TrainedDecoder own = train_divided(engine, model, 3);
+    if (!ends.from.empty()) engine.load_checkpoint(ends.from);
+    const TrainedDecoder own = train_divided(engine, model, ends.steps, ends.first);
+    if (!ends.to.empty()) engine.save_checkpoint(ends.to);
     std::lock_guard lock(mutex);
     all.losses = own.losses;
     for (const auto& [name, values] : own.parameters) {
@@ -110,6 +119,38 @@ TEST_CASE("Tied layers, norms and clipping have the same bits at every ZeRO stag
                                          decoder_config(stage, kAdam, 3, kPrecisionKeys[precision] + window)),
                                 expected));
     }
+  }
+}
+
+TEST_CASE("On all axes of the mesh at once recomputed layers have the same bits, also saved and loaded") {
+  struct Precision {
+    const char *keys, *own_keys;
+  };
+  const Precision precisions[] = {
+      {"", R"("timeline": {})"},
+      {R"(, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true})",
+       R"("stochastic_rounding": true)"},
+      {R"(, "torch_autocast": {"enabled": true, "dtype": "bfloat16"})", R"("timeline": {})"},
+      {"", R"("optimizer_states_in_8_bits": true)"}};
+  const MeshSizes mesh{2, 2, 2};
+  const DecoderOptions options = {.tied = true, .layers = 4};
+  for (const auto [stage, type] : settings(4, 4)) {
+    CAPTURE(stage, type);
+    const TemporaryFolder folder;
+    const auto config = [&, &stage = stage, &type = type](const std::string& recompute) {
+      const auto& [keys, own_keys] = precisions[type];
+      return decoder_config(stage, kAdam, 2,
+                            std::string(keys) + R"(, "zerorun": {)" + own_keys + recompute + "}");
+    };
+    const std::string recomputes = config(R"(, "recompute": {"every": 1})");
+    const Trained whole = train_on(mesh, options, config(""), false, {.steps = 4});
+    Trained expected = whole;
+    expected.losses = {whole.losses.begin() + 2, whole.losses.end()};
+    CHECK_NOTHROW(train_on(mesh, options, recomputes, false, {.steps = 2, .to = folder / "saved"}));
+    Trained found;
+    CHECK_NOTHROW(found = train_on(mesh, options, recomputes, false,
+                                   {.first = 2, .steps = 2, .from = folder / "saved"}));
+    CHECK_NOTHROW(expect_same(found, expected));
   }
 }
 
