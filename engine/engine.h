@@ -296,6 +296,7 @@ class Engine {
   friend class GatherScope;
   friend class LiveLine;
   friend class ParameterStates;
+  friend class RecomputedModules;
   friend void verify_plan(Engine& engine, const Model& whole,
                           const std::function<at::Tensor()>& loss_of_whole,
                           const std::function<at::Tensor()>& loss, double tolerance);

@@ -69,14 +69,16 @@ void EngineState::start_recomputation(bool has_pipeline) {
     chosen.budget.reset();
   }
   const bool recomputes = chosen.every > 0 || !chosen.patterns.empty() || chosen.budget;
-  if (!recomputes || computes_only || !model.module) return;
+  // Python recomputes its modules by itself, and asks only for what a budget chooses.
+  if (!recomputes || computes_only || (!model.module && !chosen.budget)) return;
   const bool splits = has_tensor_plan && mesh.sizes().tensor > 1;
   recomputation = std::make_shared<Recomputation>(
       chosen,
       InputHome{.tensor_ranks = chosen.partitioned && splits ? &mesh.along(MeshAxis::tensor) : nullptr,
                 .on_host = chosen.on_host,
                 .device = mesh.world().device().location(),
-                .file = file_of_inputs(config, mesh.world())});
+                .file = model.module ? file_of_inputs(config, mesh.world()) : nullptr});
+  if (!model.module) return;
   marked_modules = std::make_unique<MarkedModules>(*model.module, recomputation);
   for (const std::string& pattern : chosen.patterns) {
     if (has_pipeline || marked_modules->has(pattern)) continue;

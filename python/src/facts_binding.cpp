@@ -122,7 +122,8 @@ std::vector<SavedTensor> saved_tensors(const std::string& folder, const std::str
 py::object recompute_settings(const RecomputeConfig& config) {
   if (config.is_implied || (config.every == 0 && config.patterns.empty() && !config.budget))
     return py::none();
-  return py::dict("every"_a = config.every, "patterns"_a = config.patterns, "nvme_path"_a = config.nvme_path);
+  return py::dict("every"_a = config.every, "patterns"_a = config.patterns,
+                  "budget"_a = config.budget.has_value(), "nvme_path"_a = config.nvme_path);
 }
 
 void bind_facts(EngineClass& engine) {

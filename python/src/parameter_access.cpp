@@ -6,9 +6,11 @@
 #include <string>
 #include <utility>
 
+#include "activations/measured_memory.h"
 #include "comm/agreement.h"
 #include "engine/gathered_parameters.h"
 #include "engine/parameter_states.h"
+#include "engine/recomputed_modules.h"
 #include "engine/tensor_parallel.h"
 #include "python/src/client_model.h"
 #include "python/src/engine_binding.h"
@@ -97,7 +99,32 @@ void bind_tensor_ranks(py::module_& module) {
 
 }  // namespace
 
+// A MeasuredMemory as a context.
+struct MemoryScope {
+  std::optional<MeasuredMemory> memory;
+};
+
+void bind_recomputation(py::module_& module) {
+  py::class_<MemoryScope>(module, "MeasuredMemory")
+      .def(py::init<>())
+      .def("__enter__",
+           [](MemoryScope& scope) -> MemoryScope& {
+             scope.memory.emplace();
+             return scope;
+           })
+      .def("__exit__", [](MemoryScope& scope, const py::args& /*exception*/) { scope.memory.reset(); })
+      .def("held", [](const MemoryScope& scope) { return scope.memory->held(); });
+  module.def("recomputes_block", [](CoreEngine& core, const std::string& name) {
+    return RecomputedModules(core.get()).chooses(name);
+  });
+  module.def("measures_blocks", [](CoreEngine& core) { return RecomputedModules(core.get()).measures(); });
+  module.def("add_cost_of_block",
+             [](CoreEngine& core, const std::string& name, int64_t inputs, int64_t activations,
+                double seconds) { RecomputedModules(core.get()).add(name, inputs, activations, seconds); });
+}
+
 void bind_parameter_access(py::module_& module) {
+  bind_recomputation(module);
   py::class_<ScopeStack>(module, "ScopeStack", py::dynamic_attr())
       .def(py::init<>())
       .def("__enter__", &ScopeStack::enter)

@@ -59,12 +59,69 @@ def test_same_bits(stage, recompute, twice):
     assert "forward" not in model.layers[0].__dict__  # the engine is gone
 
 
+class Wide(torch.nn.Module):
+    """A layer whose operators keep 5 tensors of its hidden size for backward, and its input."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, hidden, bias=False), torch.nn.Linear(hidden, 8, bias=False)
+
+    def forward(self, x):
+        return self.down(torch.sin(torch.sin(torch.sin(torch.sin(self.up(x))))))
+
+
+HIDDENS, ROWS = (64, 256, 128, 512), 32
+
+
+def train_within(budget, stage=0, steps=3):
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(*(Wide(hidden) for hidden in HIDDENS))
+    calls = [0] * len(HIDDENS)
+    for index, layer in enumerate(model):
+        layer.up.register_forward_pre_hook(lambda *_, index=index: calls.__setitem__(index, calls[index] + 1))
+    more = {"zerorun": {"recompute": {"budget": budget}}} if budget else {}
+    engine, *_ = zerorun.initialize(model=model, config=config(stage, **more))
+    losses, after_first = [], None
+    for step in range(steps):
+        loss = engine(torch.full((ROWS, 8), 0.1 * (step + 1))).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+        after_first = after_first or list(calls)
+    engine.destroy()
+    return losses, after_first, [(last - first) // (steps - 1) for first, last in zip(after_first, calls)]
+
+
+def peak_of(kept):
+    """Bytes by the formula: each block's input, and 5 tensors of ROWS x hidden of a block, fp32. Backward lets go of the last block first."""
+    of_block = [5 * ROWS * hidden * 4 for hidden in HIDDENS]
+    held = [sum(of_block[index] for index in kept if index <= block) + (0 if block in kept else of_block[block]) for block in range(4)]
+    return 4 * ROWS * 8 * 4 + max(held)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_budget_recomputes_all_and_then_as_few_as_it_allows(stage):
+    losses = train_within(None, stage)[0]
+    for kept in (None, [3], [0, 3], [0, 1, 2], [0, 1, 2, 3]):
+        budget = int(1.02 * peak_of(kept)) if kept else 1000
+        found, first, later = train_within(budget, stage)
+        assert found == losses
+        assert first == [2] * 4
+        chosen = [index for index in range(4) if later[index] == 1]
+        if kept is None:
+            assert chosen == []
+        else:
+            assert chosen and peak_of(chosen) <= 1.03 * budget
+        if kept == [0, 1, 2, 3]:
+            assert chosen == kept
+
+
 def test_activation_checkpointing_leaves_modules_as_they_are():
     losses, forwards, _ = train(config(1, activation_checkpointing={"profile": False}))
     assert forwards == [3] * 4
 
 
-@pytest.mark.parametrize("recompute, text", [({"patterns": ["layer.*"]}, "'layer.*' names no module"), ({"budget": "1G"}, "expected \"every\" or \"patterns\""), ({"every": 1, "nvme_path": "/tmp"}, "keeps the inputs of a Python model's modules in memory")])
+@pytest.mark.parametrize("recompute, text", [({"patterns": ["layer.*"]}, "'layer.*' names no module"), ({"every": 1, "nvme_path": "/tmp"}, "keeps the inputs of a Python model's modules in memory")])
 def test_refusals(recompute, text):
     with pytest.raises(zerorun.UserError, match=text.replace("*", r"\*")):
         train(config(1, zerorun={"recompute": recompute}))

@@ -107,7 +107,7 @@ class Engine(Facts, Checkpoints, Weights, Scheduled, Monitored, torch.nn.Module)
             log_conversions(model, dtypes, self.dtype)
             compare_dtype(model, self.dtype)
         self._monitors = PackageMonitors(self._config) if self._core.rank() == 0 else None
-        self._stop_recomputing = recompute(model, self._config, self._core.rank())
+        self._stop_recomputing = recompute(model, self._config, self._core.rank(), self._core)
         if self._config["disables_gc"]:
             collector.switch_off(self)
         groups_of_ranks.follow(self._core)

@@ -2,8 +2,10 @@
 
 import functools
 import logging
+import time
 
 import torch.utils.checkpoint
+from torch.utils import _pytree
 
 from . import _core
 from .errors import UserError
@@ -24,8 +26,8 @@ def _items_of_lists(model):
     return found
 
 
-def _chosen(model, settings):
-    """The modules to recompute, by name. Throws UserError if there are none."""
+def _chosen(model, settings, core):
+    """The modules to recompute, with their names. Throws UserError if there are none."""
     if settings["nvme_path"]:
         raise UserError("zerorun.recompute.nvme_path: torch.utils.checkpoint keeps the inputs of a Python model's modules in memory: "
                         "leave the key out")
@@ -35,36 +37,66 @@ def _chosen(model, settings):
             if not any(_core.matches_name(pattern, name) for name in named):
                 raise UserError(f"zerorun.recompute.patterns: {pattern!r} names no module of the model; * stands for one part of "
                                 "a name, as in 'model.layers.*.mlp'")
-        return [module for name, module in named.items() if any(_core.matches_name(p, name) for p in settings["patterns"])]
-    if not settings["every"]:
-        raise UserError("zerorun.recompute.budget: expected \"every\" or \"patterns\", which choose modules of a Python model")
+        return [(name, module) for name, module in named.items() if any(_core.matches_name(p, name) for p in settings["patterns"])]
+    if settings["budget"] and core is None:
+        raise UserError("plan(): a budget of recomputation is spent by what the first step measures: plan with \"every\" or \"patterns\"")
     items = _items_of_lists(model)
     if not items:
-        raise UserError("zerorun.recompute.every: the model has no torch.nn.ModuleList or Sequential, whose items it counts: "
+        key = "budget" if settings["budget"] else "every"
+        raise UserError(f"zerorun.recompute.{key}: the model has no torch.nn.ModuleList or Sequential, whose items are its blocks: "
                         "write \"patterns\" with the names of modules")
-    return [module for _, module in items[::settings["every"]]]
+    return items if settings["budget"] else items[::settings["every"]]
 
 
-def _recomputing(forward):
+def _bytes_of(values):
+    return sum(leaf.nbytes for leaf in _pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor))
+
+
+class _Measured:
+    """A forward that says what its recomputation costs: its second call."""
+
+    def __init__(self, core, name, forward):
+        self._core, self._name, self._forward, self._is_again = core, name, forward, False
+
+    def __call__(self, *args, **kwargs):
+        if not self._is_again:
+            self._is_again = True
+            return self._forward(*args, **kwargs)
+        with _core.MeasuredMemory() as memory:
+            start = time.perf_counter()
+            outputs = self._forward(*args, **kwargs)
+            # The outputs would be in memory without recomputation too, as inputs of what comes next.
+            kept = max(memory.held() - _bytes_of(outputs), 0)
+            _core.add_cost_of_block(self._core, self._name, _bytes_of((args, kwargs)), kept, time.perf_counter() - start)
+        return outputs
+
+
+def _recomputing(forward, name, core):
+    """`core`: of the engine whose budget chooses, or None if the module is always recomputed."""
+
     @functools.wraps(forward)
     def run(*args, **kwargs):
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or (core is not None and not _core.recomputes_block(core, name)):
             return forward(*args, **kwargs)
-        return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        if core is None or not _core.measures_blocks(core):
+            return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        with torch.utils.checkpoint.set_checkpoint_early_stop(False):  # which would end a recomputation before its outputs
+            return torch.utils.checkpoint.checkpoint(_Measured(core, name, forward), *args, use_reentrant=False, **kwargs)
 
     return run
 
 
-def recompute(model, config, rank):
+def recompute(model, config, rank, core=None):
     """Has the modules that zerorun.recompute chooses recomputed in backward, until the returned function is called. `config`: the
-    engine's. Throws UserError."""
+    engine's. `core`: of the engine; None for a plan. Throws UserError."""
     if config["moves_activations"] and rank == 0:
         log.warning("partition_activations and cpu_checkpointing have no effect in Python: torch.utils.checkpoint keeps a block's "
                     "inputs where they are")
-    chosen = _chosen(model, config["recompute"]) if config["recompute"] else []
-    before = [(module, module.__dict__.get("forward")) for module in chosen]
-    for module, _ in before:
-        module.forward = _recomputing(module.forward)
+    settings = config["recompute"]
+    chosen = _chosen(model, settings, core) if settings else []
+    before = [(module, module.__dict__.get("forward")) for _, module in chosen]
+    for name, module in chosen:
+        module.forward = _recomputing(module.forward, name, core if settings["budget"] else None)
 
     def stop():
         while before:
