@@ -72,7 +72,7 @@ std::string in_mib(int64_t bytes) {
 std::string remedy(const Config& config, const NeededMemory& needed) {
   if (needed.gathered > needed.total() / 4)
     return "gather fewer parameters at a time (zero_optimization.stage3_max_live_parameters), ";
-  if (optimizer_offload(config.zero) != OffloadDevice::nvme)
+  if (optimizer_offload(config.zero) != OffloadDevice::nvme && !config.precision.moments_in_8_bits)
     return "keep optimizer states in files (zero_optimization.offload_optimizer.device \"nvme\" at stages 1 "
            "to 3), ";
   const StagePolicy policy = policy_of(config);

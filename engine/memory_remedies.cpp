@@ -27,12 +27,14 @@ RemediesByUse remedies_of(const Config& config, int data_ranks, bool on_gpu) {
   const bool values_in_files = parameter_offload(config.zero) == OffloadDevice::nvme;
   const bool is_fp32 = precision.training == Dtype::fp32;
   const bool is_bf16 = precision.training == Dtype::bf16;
-  const bool wide_moments = is_bf16 && precision.moments == Dtype::fp32 && config.optimizer &&
+  const bool in_8_bits = precision.moments_in_8_bits;
+  const bool wide_moments = is_bf16 && !in_8_bits && precision.moments == Dtype::fp32 && config.optimizer &&
                             (std::holds_alternative<AdamConfig>(*config.optimizer) ||
                              std::holds_alternative<LionConfig>(*config.optimizer));
   const bool wide_sums = is_bf16 && precision.accumulation == Dtype::fp32;
   const bool by_window = policy_of(config.zero.stage).reduce_every_backward && !policy.reduce_every_backward;
-  const bool to_files = !policy.replicate_update && !states_in_files;  // has no effect at stage 0
+  // Has no effect at stage 0, and is refused with states in 8 bits.
+  const bool to_files = !policy.replicate_update && !states_in_files && !in_8_bits;
   // On a GPU the host has the values in files only if it updates them.
   const bool values_to_files = !values_in_files && (!on_gpu || states_on_host || states_in_files);
   const RecomputeConfig& recomputes = config.recompute;
