@@ -129,8 +129,9 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
       moments = std::ranges::count_if(moments_of(groups[layout.group]),
                                       [&](const char* name) { return is_in_memory(bucket, name); });
     if (on_gpu && !kinds.master_on_host) {  // the GPU has the states of the update
-      needed.checkpoint += size_of(precision.master) * has_exact * layout.slice_numel +
-                           moments * moment_bytes(precision, layout.slice_numel);
+      // A save copies moments in 8 bits as fp32 numbers.
+      needed.checkpoint +=
+          (size_of(precision.master) * has_exact + size_of(precision.moments) * moments) * layout.slice_numel;
       continue;
     }
     // The new values to send to the GPU need memory of their own, unless they are the master weights.
