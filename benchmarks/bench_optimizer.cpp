@@ -20,6 +20,7 @@
 #include "device/cpu_device.h"
 #include "device/dtypes.h"
 #include "device/element_hash.h"
+#include "device/moment_codes.h"
 #include "device/step_facts.h"
 #include "device/update_rules.h"
 
@@ -99,7 +100,35 @@ const NamedRule kRules[] = {{"AdamW", kAdamW, 2},
                             {"momentum", kMomentum, 1},
                             {"Lion", kLion, 1}};
 
-// One update as the engine runs it, on LibTorch's intra-op threads.
+// One update of these tensors as the engine runs it, on LibTorch's intra-op threads.
+std::function<void()> run_of_update(const UpdateRule& rule, const UpdateTensors& tensors, Simd simd) {
+  at::Tensor facts = torch::zeros({kFactsNumel}, at::kDouble);
+  const StepFacts known{.norm = 1, .divisor = 2, .factor = 0.5F, .apply = 1};
+  std::memcpy(facts.mutable_data_ptr(), &known, sizeof known);
+  return [rule, tensors, facts, device = std::make_shared<CpuDevice>(simd)] {
+    device->update(rule, tensors, facts);
+  };
+}
+
+// An update of fp32 values with moments in 8 bits.
+Case codes_case(const NamedRule& rule, Simd simd, int threads, const Arrays& arrays) {
+  UpdateTensors tensors = arrays.tensors(0, Dtype::fp32);
+  const int64_t numel = tensors.values.numel();
+  const auto put_codes = [&](at::Tensor& codes, at::Tensor& scales) {
+    codes = cpu_device().allocate(numel, at::kByte).fill_(3);
+    scales = cpu_device().allocate(coded_blocks(numel), at::kFloat).fill_(0.01);
+  };
+  put_codes(tensors.first, tensors.first_scales);
+  if (rule.moments > 1) put_codes(tensors.second, tensors.second_scales);
+  return {std::string(rule.name) + " 8 bits",
+          name_of(simd),
+          threads,
+          "gradient 4 + values 2*4 + moments 2*" + std::to_string(rule.moments),
+          12 + 2 * rule.moments,
+          numel,
+          run_of_update(rule.rule, tensors, simd)};
+}
+
 Case update_case(const NamedRule& rule, Dtype dtype, Simd simd, int threads, const Arrays& arrays) {
   const int64_t kept = 1 + rule.moments;  // values and moments
   std::string bytes =
@@ -110,18 +139,13 @@ Case update_case(const NamedRule& rule, Dtype dtype, Simd simd, int threads, con
     sum += size_of(dtype);
   }
   const UpdateTensors tensors = arrays.tensors(rule.moments, dtype);
-  at::Tensor facts = torch::zeros({kFactsNumel}, at::kDouble);
-  const StepFacts known{.norm = 1, .divisor = 2, .factor = 0.5F, .apply = 1};
-  std::memcpy(facts.mutable_data_ptr(), &known, sizeof known);
   return {std::string(rule.name) + " " + name_of(dtype),
           name_of(simd),
           threads,
           std::move(bytes),
           sum,
           tensors.values.numel(),
-          [rule = rule.rule, tensors, facts, device = std::make_shared<CpuDevice>(simd)] {
-            device->update(rule, tensors, facts);
-          }};
+          run_of_update(rule.rule, tensors, simd)};
 }
 
 Case fused_adamw_case(int threads, const Arrays& arrays) {
@@ -182,6 +206,8 @@ std::vector<Case> make_cases(const Options& options, int threads, const Arrays& 
       cases.push_back(update_case(rule, dtype, widest_simd(), threads, arrays));
     }
   }
+  for (const NamedRule& rule : {kRules[0], kRules[3]})
+    cases.push_back(codes_case(rule, widest_simd(), threads, arrays));
   cases.push_back(hashes_case(widest_simd(), threads, arrays));
   if (!options.other_simds) return cases;
   for (Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16}) {
