@@ -1,5 +1,6 @@
 #include "engine/recomputed_modules.h"
 
+#include "activations/recomputation.h"
 #include "base/error.h"
 #include "engine/engine_state.h"
 
