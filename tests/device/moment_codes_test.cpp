@@ -78,21 +78,21 @@ std::vector<float> normal_numbers(int64_t numel, uint32_t seed, bool has_signs) 
   return values;
 }
 
-constexpr AdamUpdate kAdam{.beta1 = 0.9F,
-                           .new_in_first = 0.1F,
-                           .beta2 = 0.999F,
-                           .new_in_second = 0.001F,
-                           .step_size = 0.01F,
-                           .root_factor = 1.7F,
-                           .eps = 1e-8F,
-                           .gradient_decay = 0.01F,
-                           .value_decay = 1e-4F};
+constexpr AdamUpdate kAdamOfCodes{.beta1 = 0.9F,
+                                  .new_in_first = 0.1F,
+                                  .beta2 = 0.999F,
+                                  .new_in_second = 0.001F,
+                                  .step_size = 0.01F,
+                                  .root_factor = 1.7F,
+                                  .eps = 1e-8F,
+                                  .gradient_decay = 0.01F,
+                                  .value_decay = 1e-4F};
 
-struct State {
+struct CodedState {
   std::vector<float> gradient, values;
   Codes first, second;
 
-  explicit State(int64_t numel)
+  explicit CodedState(int64_t numel)
       : gradient(normal_numbers(numel, 1, true)),
         values(normal_numbers(numel, 2, true)),
         first(Codes::of(normal_numbers(numel, 3, true), true)),
@@ -109,7 +109,7 @@ struct State {
             .second_scales = second.scales.data()};
   }
 
-  bool operator==(const State&) const = default;
+  bool operator==(const CodedState&) const = default;
 };
 
 }  // namespace
@@ -215,7 +215,7 @@ TEST_CASE("Zeroed memory is a block of zeros, and what is not finite stays seen"
 
 TEST_CASE("An update with moments in 8 bits is the update of the decoded ones, on every path") {
   for (const int64_t numel : {1, 255, 256, 257, 5000}) {
-    State before(numel);
+    CodedState before(numel);
     std::vector<float> values = before.values;
     std::vector<float> first = before.first.values(), second = before.second.values();
     UpdateSpan wide = before.span();
@@ -223,22 +223,23 @@ TEST_CASE("An update with moments in 8 bits is the update of the decoded ones, o
     wide.first = first.data();
     wide.second = second.data();
     wide.first_scales = wide.second_scales = nullptr;
-    update(kAdam, 0.25F, wide, Simd::portable);
+    update(kAdamOfCodes, 0.25F, wide, Simd::portable);
     for (const Simd simd : available_simds()) {
       CAPTURE(numel, name_of(simd));
-      State after = before;
-      update(kAdam, 0.25F, after.span(), simd);
+      CodedState after = before;
+      update(kAdamOfCodes, 0.25F, after.span(), simd);
       CHECK(after.values == values);
       CHECK(after.first == Codes::of(first, true));
       CHECK(after.second == Codes::of(second, false));
     }
-    State divided = before;
+    CodedState divided = before;
     for (const int64_t begin : {int64_t{0}, int64_t{256}, int64_t{1024}}) {
       const int64_t end = begin == 0 ? 256 : begin == 256 ? 1024 : numel;
-      if (begin < numel) update(kAdam, 0.25F, divided.span().slice(begin, std::min(end, numel) - begin));
+      if (begin < numel)
+        update(kAdamOfCodes, 0.25F, divided.span().slice(begin, std::min(end, numel) - begin));
     }
-    State whole = before;
-    update(kAdam, 0.25F, whole.span());
+    CodedState whole = before;
+    update(kAdamOfCodes, 0.25F, whole.span());
     CHECK(divided == whole);
   }
 }
@@ -252,7 +253,7 @@ TEST_CASE("Adam with moments in 8 bits minimizes what it minimizes with fp32 one
     for (int step = 1; step <= 400; ++step) {
       for (size_t i = 0; i < numel; ++i)
         gradient[i] = values[i] * std::pow(10.0F, 3.0F * static_cast<float>(i) / numel);
-      AdamUpdate rule = kAdam;
+      AdamUpdate rule = kAdamOfCodes;
       rule.gradient_decay = rule.value_decay = 0;
       rule.step_size = 0.01F / (1 - std::pow(0.9F, static_cast<float>(step)));
       rule.root_factor = 1 / std::sqrt(1 - std::pow(0.999F, static_cast<float>(step)));
