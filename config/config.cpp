@@ -23,6 +23,12 @@ void warn_of_lost_changes(const Resolution& resolution, const Config& config) {
                     "rounded to nearest, exp_avg_sq stops changing with beta2 " + to_json(adam->beta2) +
                         ": set zerorun.stochastic_rounding to true, or beta2 to at most 0.996");
   }
+  if (precision.moments_in_8_bits && adam && 1 - adam->beta2 < least_share) {
+    resolution.warn("zerorun.optimizer_states_in_8_bits",
+                    "with beta2 " + to_json(adam->beta2) +
+                        " a step changes exp_avg_sq by less than the distance of two codes: most elements "
+                        "of a block follow its largest one only; set beta2 to at most 0.996, such as 0.95");
+  }
   if (precision.accumulation == Dtype::bf16 && config.batch.gradient_accumulation_steps > 64) {
     resolution.warn(
         "gradient_accumulation_steps",
@@ -72,7 +78,8 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size,
           : config.precision.moments != Dtype::fp32 ? "bf16.bf16_optimizer_states"
                                                     : "bf16.bf16_master_weights_and_grads",
           std::string("false with the optimizer ") + name_of(*config.optimizer) + ", " + *reason, "true",
-          "remove it, or use another optimizer, such as AdamW");
+          config.precision.moments_in_8_bits ? "remove it, or use Adam, AdamW (without amsgrad) or Lion"
+                                             : "remove it, or use another optimizer, such as AdamW");
     }
   }
   const bool in_files = config.zero.stage > 0 && config.zero.offload_optimizer.device == OffloadDevice::nvme;

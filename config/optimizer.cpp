@@ -164,7 +164,8 @@ std::optional<std::string> reason_against_narrow_states(const OptimizerConfig& o
   const auto* adam = std::get_if<AdamConfig>(&optimizer);
   if (precision.moments_in_8_bits) {
     if (adam && adam->amsgrad) return "whose amsgrad needs the largest squares exactly";
-    if (!adam && !std::holds_alternative<LionConfig>(optimizer)) return "whose states are numbers";
+    if (!adam && !std::holds_alternative<LionConfig>(optimizer))
+      return "which has no states that can be in 8 bits";
   }
   if (!precision.has_narrow_states()) return std::nullopt;
   if (std::holds_alternative<LambConfig>(optimizer) || std::holds_alternative<MuonConfig>(optimizer))

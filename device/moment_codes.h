@@ -6,7 +6,8 @@
 // [Note: codes] The values of codes are those of bitsandbytes' dynamic map: seven decades, each twice as
 // finely divided as the one below it, 0 and 1. A state with signs has no -1. So its scale has the sign of the
 // element with the largest magnitude, which is then exact, and elements that are decoded and encoded again
-// keep their codes. Memory of zeros is a block of zeros.
+// keep their codes. Memory of zeros is a block of zeros. Unlike bitsandbytes', a positive element of a state
+// without signs never becomes 0: Adam divides by its root, and the gradient's average may be left.
 #pragma once
 
 #include <cstdint>
@@ -138,7 +139,10 @@ ZERORUN_HOST_DEVICE uint8_t encode(const CodeLimits& limits, float element, floa
   const int32_t nearest = decade.first + static_cast<int32_t>(magnitude * decade.factor - decade.offset);
   int32_t code = nearest < decade.last ? nearest : decade.last;
   code = share > limits.end ? 255 - limits.zero : code;
-  return static_cast<uint8_t>(share < 0 ? -code : code);
+  const bool has_signs = limits.zero != 0;
+  code = !has_signs && code == 0 && share > 0 ? 1 : code;
+  const int32_t negative = has_signs ? -code : 0;  // without signs only a program's mistake is negative
+  return static_cast<uint8_t>(share < 0 ? negative : code);
 }
 
 ZERORUN_HOST_DEVICE float decode(const CodeBook& book, uint8_t code, float scale) {

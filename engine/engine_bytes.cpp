@@ -62,7 +62,10 @@ BytesByCategory EngineState::bytes_by_category() const {
   bytes.on_host = states_on_host.bytes();
   if (host_update) bytes.on_host += host_update->bytes();
   store.for_each([&](int bucket, const StateTensor& state) {
-    if (states_on_host.has(state)) return;  // counted in states_on_host.bytes()
+    if (states_on_host.has(state)) {  // counted in states_on_host.bytes(), but for scales, which stay
+      if (has_codes(state)) bytes.moments += static_cast<int64_t>(state.scales.nbytes());
+      return;
+    }
     int64_t& where = state.home == Home::host ? bytes.on_host : category(bucket, state.kind);
     where += store.bytes(state);
   });

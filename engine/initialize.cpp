@@ -115,6 +115,7 @@ void start_run_log(EngineState& state, std::vector<LoggedParameter> parameters) 
 Config without_optimizer(Config config) {
   config.optimizer = SgdConfig();
   config.scheduler.reset();
+  config.precision.moments_in_8_bits = false;
   return config;
 }
 

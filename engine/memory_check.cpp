@@ -129,7 +129,6 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
       moments = std::ranges::count_if(moments_of(groups[layout.group]),
                                       [&](const char* name) { return is_in_memory(bucket, name); });
     if (on_gpu && !kinds.master_on_host) {  // the GPU has the states of the update
-      // A save copies moments in 8 bits as fp32 numbers.
       needed.checkpoint +=
           (size_of(precision.master) * has_exact + size_of(precision.moments) * moments) * layout.slice_numel;
       continue;
@@ -141,6 +140,9 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
     needed.gradients += gradient * (sums_only ? layout.slice_numel : layout.numel);
     if (has_exact) needed.master += size_of(precision.master) * updated;
     needed.moments += moments * moment_bytes(precision, updated);
+    // A save copies moments in 8 bits as fp32 numbers.
+    if (precision.moments_in_8_bits)
+      needed.checkpoint += moments * size_of(precision.moments) * layout.slice_numel;
   }
   // On a GPU gathered parameters are not in the host's memory.
   if (!on_gpu)

@@ -57,10 +57,14 @@ void check_one_optimizer(const Config& config, const InitializeOptions& options)
   }
   if (config.optimizer) {
     if (const auto reason = reason_against_narrow_states(*config.optimizer, precision)) {
-      throw UserError(std::string("weights or optimizer states in 16 or 8 bits with the optimizer ") +
-                      name_of(*config.optimizer) + ", " + *reason +
-                      ": remove bf16.bf16_master_weights_and_grads, bf16.bf16_optimizer_states and "
-                      "zerorun.optimizer_states_in_8_bits, or use another optimizer, such as AdamW");
+      throw UserError(
+          std::string(precision.moments_in_8_bits ? "optimizer states in 8 bits"
+                                                  : "bf16 weights or optimizer states") +
+          " with the optimizer " + name_of(*config.optimizer) + ", " + *reason +
+          (precision.moments_in_8_bits
+               ? ": remove zerorun.optimizer_states_in_8_bits, or use Adam, AdamW (without amsgrad) or Lion"
+               : ": remove bf16.bf16_master_weights_and_grads and bf16.bf16_optimizer_states, or use another "
+                 "optimizer, such as AdamW"));
     }
   }
   if (options.optimizer && config.optimizer) {
@@ -221,8 +225,8 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
   const int64_t element_size = size_of(precision.training);
   const int64_t smallest = std::min(element_size, size_of(precision.communication));
   // Blocks of moments in 8 bits begin at parameters' first elements, and no slice cuts one.
-  const int64_t alignment =
-      precision.moments_in_8_bits ? kCodedBlock : communicator.device().alignment() / smallest;
+  const int64_t alignment = std::max<int64_t>(precision.moments_in_8_bits ? kCodedBlock : 1,
+                                              communicator.device().alignment() / smallest);
   const ZeroConfig& zero = config.zero;
   BucketSizeLimits limits{.reduce_bucket_size = zero.reduce_bucket_size,
                           .allgather_bucket_size = zero.allgather_bucket_size,

@@ -1,5 +1,7 @@
 #include "engine/shard_states.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -97,6 +99,7 @@ MomentMemory ShardStates::lend_moment(const Shard& shard, const char* name) {
     const AllocatingFor scope(host_update_ ? MemoryUse::on_host : MemoryUse::moments,
                               moment_bytes(*precision_, numel));
     const auto allocated = [&](int64_t count, at::ScalarType dtype) {
+      if (device.location().is_meta()) return at::empty({count}, at::dtype(dtype).device(at::kMeta));
       return host_update_ ? device.allocate_on_host(count, dtype) : device.allocate(count, dtype);
     };
     const bool is_coded = precision_->moments_in_8_bits;

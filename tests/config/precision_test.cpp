@@ -294,17 +294,25 @@ TEST_CASE("optimizer states in 8 bits are those of Adam, AdamW and Lion, in memo
   const std::string states = R"("zerorun": {"optimizer_states_in_8_bits": true})";
   CHECK(precision(states).moments_in_8_bits);
   CHECK(!precision(bf16).moments_in_8_bits);
-  for (const char* type : {"Adam", "AdamW", "Lion"})
-    CHECK(told(parse(states + R"(, "optimizer": {"type": ")" + type + "\"}")).empty());
+  for (const char* type : {"Adam", "AdamW", "Lion"}) {
+    const std::string optimizer =
+        states + R"(, "optimizer": {"type": ")" + type + R"(", "params": {"betas": )";
+    CHECK(told(parse(optimizer + "[0.9, 0.95]}}")).empty());
+    const std::vector<std::string> messages = told(parse(optimizer + "[0.9, 0.999]}}"));
+    CHECK(messages.size() == (type == std::string("Lion") ? 0 : 1));
+    for (const std::string& message : messages)
+      CHECK_THAT(message, Contains("with beta2 0.999 a step changes exp_avg_sq by less than"));
+  }
   const auto check_refused = [&](const std::string& more, const std::string& expected) {
     const auto refused = refusals(with(states + ", " + more));
     REQUIRE(refused.size() == 1);
     CHECK_THAT(refused[0].place(), Contains("zerorun.optimizer_states_in_8_bits"));
     CHECK(refused[0].expected == expected);
   };
-  check_refused(R"("optimizer": {"type": "SGD"})", "false with the optimizer SGD, whose states are numbers");
+  check_refused(R"("optimizer": {"type": "SGD"})",
+                "false with the optimizer SGD, which has no states that can be in 8 bits");
   check_refused(R"("optimizer": {"type": "Lamb"})",
-                "false with the optimizer Lamb, whose states are numbers");
+                "false with the optimizer Lamb, which has no states that can be in 8 bits");
   check_refused(R"("optimizer": {"type": "AdamW", "params": {"amsgrad": true}})",
                 "false with the optimizer AdamW, whose amsgrad needs the largest squares exactly");
   check_refused(R"("bf16": {"enabled": true, "bf16_optimizer_states": true})",
