@@ -117,12 +117,14 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
   const BucketLayout& layout = state_->store.layout(bucket);
   const auto options = at::TensorOptions(at::kFloat).device(state_->mesh.data().device().location());
   const at::Tensor own = at::empty({layout.slice_numel}, options);
-  if (has_codes(state)) own.copy_(numbers_of(state_->store, bucket, state, Extent::slice));
-  state_->store.for_each_chunk(bucket, /*changes=*/false, [&](int chunk) {
-    if (has_codes(state)) return;
-    const auto [begin, numel] = state_->store.chunk_range(bucket, chunk);
-    own.narrow(0, begin, numel).copy_(state_->store.chunk(bucket, state, chunk));
-  });
+  if (has_codes(state)) {
+    own.copy_(numbers_of(state_->store, bucket, state, Extent::slice));
+  } else {
+    state_->store.for_each_chunk(bucket, /*changes=*/false, [&](int chunk) {
+      const auto [begin, numel] = state_->store.chunk_range(bucket, chunk);
+      own.narrow(0, begin, numel).copy_(state_->store.chunk(bucket, state, chunk));
+    });
+  }
   return gather(index, own, "state " + name);
 }
 

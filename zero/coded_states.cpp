@@ -7,7 +7,7 @@
 namespace zerorun {
 namespace {
 
-// An average of squares has no signs.
+// An average of squares has no signs: the second moment of rules, as UpdateSpan has it.
 bool has_signs(const StateTensor& state) {
   return state.name != "exp_avg_sq";
 }

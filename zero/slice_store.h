@@ -79,7 +79,7 @@ enum class ValueUse {
 /// The elements of one parameter that lie in this rank's slice, in one state of the slice.
 struct StatePiece {
   const StateTensor* state;
-  at::Tensor values;  // 1-D
+  at::Tensor values;  // 1-D; codes of a moment in codes (zero/coded_states.h)
   int64_t begin;      // index of the first of these elements in the parameter
 };
 

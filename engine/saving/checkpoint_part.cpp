@@ -75,7 +75,7 @@ checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
   const bool is_frozen = bucket >= state.buckets.trained_count();
   struct Source {
     std::shared_ptr<checkpoint::MemorySnapshot> snapshot;
-    at::ScalarType dtype;
+    at::ScalarType dtype = at::kFloat;
   };
   std::map<const StateTensor*, Source> sources;
   const auto source_of = [&](const StateTensor& kept) -> Source {
@@ -103,8 +103,9 @@ checkpoint::FileToWrite file_of_bucket(EngineState& state, int bucket,
     state.store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
       const StateTensor& kept = *piece.state;
       if (kept.kind == StateKind::gradient || kept.home == Home::file) return;
-      const auto& [snapshot, dtype] =
-          sources.contains(&kept) ? sources.at(&kept) : sources.emplace(&kept, source_of(kept)).first->second;
+      const auto [found, is_new] = sources.try_emplace(&kept);
+      if (is_new) found->second = source_of(kept);
+      const auto& [snapshot, dtype] = found->second;
       file.ranges.push_back(
           {.range = {.parameter = state.buckets.parameters()[parameter].name,
                      .state = kept.name,

@@ -127,6 +127,16 @@ def test_refusals(recompute, text):
         train(config(1, zerorun={"recompute": recompute}))
 
 
+def test_a_budget_is_refused_for_pipelines_and_leaves_a_plans_activations_unknown():
+    settings = config(1, zerorun={"recompute": {"budget": "1M"}})
+    layers = zerorun.PipelineModule(layers=[torch.nn.Sequential(torch.nn.Linear(6, 6))], num_stages=1, loss_fn=torch.nn.functional.mse_loss)
+    with pytest.raises(zerorun.UserError, match="set pipeline.activation_checkpoint_interval instead"):
+        zerorun.initialize(model=layers, config=settings)
+    plan = zerorun.plan(Model(), config=settings, loss=lambda model, batch: model(batch), batch=torch.ones(3, 6), world=1)
+    assert plan["rank"]["bytes"]["activations"] is None
+    assert "plan with \"every\" or \"patterns\"" in plan["unknown_activations"]
+
+
 def plain(steps=3):
     torch.manual_seed(3)
     model = Model()

@@ -9,6 +9,7 @@ from torch.utils import _pytree
 
 from . import _core
 from .errors import UserError
+from .runtime.pipe.module import PipelineModule
 
 log = logging.getLogger("zerorun")
 
@@ -40,6 +41,9 @@ def _chosen(model, settings, core):
         return [(name, module) for name, module in named.items() if any(_core.matches_name(p, name) for p in settings["patterns"])]
     if settings["budget"] and core is None:
         raise UserError("plan(): a budget of recomputation is spent by what the first step measures: plan with \"every\" or \"patterns\"")
+    if settings["budget"] and isinstance(model, PipelineModule):
+        raise UserError("zerorun.recompute.budget: a PipelineModule's layers are recomputed by number: set "
+                        "pipeline.activation_checkpoint_interval instead")
     items = _items_of_lists(model)
     if not items:
         key = "budget" if settings["budget"] else "every"

@@ -2,6 +2,7 @@
 // nearest value by search, and the update against the formula on decoded moments.
 #include "device/moment_codes.h"
 
+#include <algorithm>
 #include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -110,6 +111,42 @@ struct CodedState {
   }
 
   bool operator==(const CodedState&) const = default;
+};
+
+// Adam from torch's defaults, with fp32 moments or with moments in 8 bits.
+struct Adam {
+  std::vector<float> values, gradient, first, second;
+  Codes first_codes, second_codes;
+  bool in_8_bits;
+
+  Adam(int64_t numel, bool coded)
+      : values(static_cast<size_t>(numel)),
+        gradient(values),
+        first(values),
+        second(values),
+        first_codes(true, numel),
+        second_codes(false, numel),
+        in_8_bits(coded) {}
+
+  void step(int number, float rate) {
+    AdamUpdate rule = kAdamOfCodes;
+    rule.gradient_decay = rule.value_decay = 0;
+    rule.step_size = rate / (1 - std::pow(0.9F, static_cast<float>(number)));
+    rule.root_factor = 1 / std::sqrt(1 - std::pow(0.999F, static_cast<float>(number)));
+    UpdateSpan span{.numel = static_cast<int64_t>(values.size()),
+                    .gradient = gradient.data(),
+                    .gradient_dtype = Dtype::fp32,
+                    .values = values.data(),
+                    .first = first.data(),
+                    .second = second.data()};
+    if (in_8_bits) {
+      span.first = first_codes.codes.data();
+      span.second = second_codes.codes.data();
+      span.first_scales = first_codes.scales.data();
+      span.second_scales = second_codes.scales.data();
+    }
+    update(rule, 1, span);
+  }
 };
 
 }  // namespace
@@ -223,33 +260,25 @@ TEST_CASE("Zeroed memory is a block of zeros, and what is not finite stays seen"
 
 TEST_CASE("A row whose gradients end does not take large steps") {
   // Four rows share a block. The last one gets one gradient, a tenth as large as those of the others.
-  std::vector<float> values(256, 0.0F), gradient(256);
-  Codes first(true, 256), second(false, 256);
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  for (int step = 1; step <= 200; ++step) {
-    for (size_t i = 0; i < 256; ++i) {
-      const float drawn = normal(random);
-      gradient[i] = i < 192 ? drawn : step == 50 ? 0.1F * drawn : 0.0F;
+  const auto farthest = [](bool in_8_bits) {
+    Adam adam(256, in_8_bits);
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    for (int step = 1; step <= 200; ++step) {
+      for (size_t i = 0; i < 256; ++i) {
+        const float drawn = normal(random);
+        adam.gradient[i] = i < 192 ? drawn : step == 50 ? 0.1F * drawn : 0.0F;
+      }
+      adam.step(step, 0.001F);
     }
-    AdamUpdate rule = kAdamOfCodes;
-    rule.gradient_decay = rule.value_decay = 0;
-    rule.step_size = 0.001F / (1 - std::pow(0.9F, static_cast<float>(step)));
-    rule.root_factor = 1 / std::sqrt(1 - std::pow(0.999F, static_cast<float>(step)));
-    update(rule, 1,
-           {.numel = 256,
-            .gradient = gradient.data(),
-            .gradient_dtype = Dtype::fp32,
-            .values = values.data(),
-            .first = first.codes.data(),
-            .second = second.codes.data(),
-            .first_scales = first.scales.data(),
-            .second_scales = second.scales.data()});
-  }
-  float moved = 0;
-  for (size_t i = 192; i < 256; ++i) moved = std::max(moved, std::abs(values[i]));
-  CHECK(moved > 0.001F);
-  CHECK(moved < 0.02F);  // fp32 moments move it by 0.008
+    float moved = 0;
+    for (size_t i = 192; i < 256; ++i) moved = std::max(moved, std::abs(adam.values[i]));
+    return moved;
+  };
+  const float wide = farthest(false), narrow = farthest(true);
+  CAPTURE(wide, narrow);
+  CHECK(narrow > wide / 2);
+  CHECK(narrow < 2 * wide);
 }
 
 TEST_CASE("An update with moments in 8 bits is the update of the decoded ones, on every path") {
@@ -284,35 +313,19 @@ TEST_CASE("An update with moments in 8 bits is the update of the decoded ones, o
 }
 
 TEST_CASE("Adam with moments in 8 bits minimizes what it minimizes with fp32 ones") {
-  // A quadratic function whose curvatures differ by 1,000; from DeepSpeed's and torch's own defaults.
-  const int64_t numel = 512;
-  const auto lowest = [&](bool in_8_bits) {
-    std::vector<float> values(numel, 1.0F), gradient(numel), first(numel), second(numel);
-    Codes first_codes(true, numel), second_codes(false, numel);
+  // A quadratic function whose curvatures differ by 1,000.
+  constexpr int64_t kNumel = 512;
+  const auto lowest = [](bool in_8_bits) {
+    Adam adam(kNumel, in_8_bits);
+    std::ranges::fill(adam.values, 1.0F);
     for (int step = 1; step <= 400; ++step) {
-      for (size_t i = 0; i < numel; ++i)
-        gradient[i] = values[i] * std::pow(10.0F, 3.0F * static_cast<float>(i) / numel);
-      AdamUpdate rule = kAdamOfCodes;
-      rule.gradient_decay = rule.value_decay = 0;
-      rule.step_size = 0.01F / (1 - std::pow(0.9F, static_cast<float>(step)));
-      rule.root_factor = 1 / std::sqrt(1 - std::pow(0.999F, static_cast<float>(step)));
-      UpdateSpan span{.numel = numel,
-                      .gradient = gradient.data(),
-                      .gradient_dtype = Dtype::fp32,
-                      .values = values.data(),
-                      .first = first.data(),
-                      .second = second.data()};
-      if (in_8_bits) {
-        span.first = first_codes.codes.data();
-        span.second = second_codes.codes.data();
-        span.first_scales = first_codes.scales.data();
-        span.second_scales = second_codes.scales.data();
-      }
-      update(rule, 1, span);
+      for (size_t i = 0; i < kNumel; ++i)
+        adam.gradient[i] = adam.values[i] * std::pow(10.0F, 3.0F * static_cast<float>(i) / kNumel);
+      adam.step(step, 0.01F);
     }
-    return std::accumulate(values.begin(), values.end(), 0.0,
+    return std::accumulate(adam.values.begin(), adam.values.end(), 0.0,
                            [](double sum, float value) { return sum + std::abs(value); }) /
-           numel;
+           kNumel;
   };
   const double wide = lowest(false), narrow = lowest(true);
   CAPTURE(wide, narrow);

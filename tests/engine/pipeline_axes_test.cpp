@@ -127,10 +127,10 @@ TEST_CASE("On all axes of the mesh at once recomputed layers have the same bits,
     const char *keys, *own_keys;
   };
   const Precision precisions[] = {
-      {"", R"("timeline": {})"},
+      {"", R"("stochastic_rounding": false)"},
       {R"(, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true})",
        R"("stochastic_rounding": true)"},
-      {R"(, "torch_autocast": {"enabled": true, "dtype": "bfloat16"})", R"("timeline": {})"},
+      {R"(, "torch_autocast": {"enabled": true, "dtype": "bfloat16"})", R"("stochastic_rounding": false)"},
       {"", R"("optimizer_states_in_8_bits": true)"}};
   const MeshSizes mesh{2, 2, 2};
   const DecoderOptions options = {.tied = true, .layers = 4};
