@@ -68,6 +68,7 @@ AutocastScope::AutocastScope(const AutocastState& state) {
   if (state.enabled() || outer_.enabled()) at::autocast::clear_cache();
   at::autocast::increment_nesting();
   state.apply();
+  if (state.enabled()) watch_.emplace();
 }
 
 AutocastScope::~AutocastScope() {

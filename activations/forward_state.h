@@ -9,6 +9,8 @@
 #include <optional>
 #include <vector>
 
+#include "zero/interception.h"
+
 namespace zerorun {
 
 /// The states of the default generators of the CPU and of some GPUs.
@@ -55,6 +57,7 @@ class AutocastScope {
 
  private:
   AutocastState outer_;
+  std::optional<CastWatch> watch_;  // [Note: cast copies]
 };
 
 /// During its lifetime autocast caches no copies of parameters. For a forward without gradients: a later use

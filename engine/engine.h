@@ -210,6 +210,7 @@ class Engine {
 
   /// As long as the returned object lives, operators of this thread run under autocast in bf16, if the config
   /// has torch_autocast. Only forwards and losses may run meanwhile. Pipelines need no such object.
+  /// Autocast's copies of partitioned parameters are not kept until backward, but made again (residency()).
   [[nodiscard]] AutocastScope autocast() const;
 
   /// Set the module's mode, as model.train() and model.eval() do. At stage 3 parameters are gathered in the

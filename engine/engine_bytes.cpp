@@ -31,8 +31,9 @@ BytesPerParameter EngineState::bytes_per_parameter() const {
 }
 
 BytesByCategory EngineState::bytes_by_category() const {
+  const ResidencyReport gathered = residency ? residency->report() : ResidencyReport{};
   BytesByCategory bytes{.buckets = reducer.buffer_bytes() + optimizer->buffer_bytes(),
-                        .gathered = residency ? residency->report().resident_bytes : 0};
+                        .gathered = gathered.resident_bytes + gathered.cast_bytes};
   for (const SliceFiles* slices : {store.files(), store.value_files()}) {
     if (!slices) continue;
     bytes.buckets += slices->files().buffer_bytes();

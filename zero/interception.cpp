@@ -1,5 +1,6 @@
 #include "zero/interception.h"
 
+#include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -66,6 +67,7 @@ at::Tensor view_with(c10::DispatchKeySet keys, const c10::Storage& storage, at::
 }
 
 thread_local OperatorRecorder* current_recorder = nullptr;
+thread_local bool watches_casts = false;
 
 using TouchedList = c10::SmallVector<Touched, 6>;
 
@@ -131,6 +133,22 @@ void run_entered(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch
   } else {
     op.redispatchBoxed(below, stack);
   }
+}
+
+// Whether this is the copy that autocast makes of one tensor.
+bool is_cast(const c10::OperatorHandle& op, const TouchedList& touched) {
+  if (!watches_casts || touched.size() != 1 || !CastWatch::sees_copies(touched.front().tensor->device()))
+    return false;
+  static const c10::OperatorHandle copy =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "");
+  return op == copy;
+}
+
+void run_cast(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack,
+              std::span<Touched> touched) {
+  const at::Tensor source = *touched.front().tensor;
+  run_entered(op, below, stack, touched);
+  touched.front().owner->listener->cast(source, stack->back().toTensor());
 }
 
 // Whether the operator reads only sizes, strides and types. It does if its schema says that it returns a
@@ -206,6 +224,8 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     recorder->record(op, below, stack);
   } else if (touched.empty()) {
     op.redispatchBoxed(below, stack);
+  } else if (is_cast(op, touched)) {
+    run_cast(op, below, stack, touched);
   } else {
     run_entered(op, below, stack, touched);
   }
@@ -370,6 +390,18 @@ RecordingScope::~RecordingScope() {
 
 bool is_recording() {
   return current_recorder != nullptr;
+}
+
+CastWatch::CastWatch() : outer_(std::exchange(watches_casts, true)) {}
+
+CastWatch::~CastWatch() {
+  watches_casts = outer_;
+}
+
+// While autocast's own code runs, the thread is without autocast.
+bool CastWatch::sees_copies(c10::Device device) {
+  return watches_casts && (device.is_cpu() || device.is_cuda()) &&
+         !at::autocast::is_autocast_enabled(device.type());
 }
 
 InterceptionPause::InterceptionPause() : was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kKey)) {

@@ -54,6 +54,9 @@ class OperatorListener {
   /// Makes the data of all `touched` accessible until leave(). When it throws, the operator does not run.
   virtual void enter(const c10::OperatorHandle& op, std::span<const Touched> touched) = 0;
   virtual void leave(std::span<const Touched> touched) noexcept = 0;
+  /// Called after an operator by which autocast has copied a touched tensor, in a thread with a
+  /// CastWatch.
+  virtual void cast(const at::Tensor& /*source*/, const at::Tensor& /*copy*/) {}
 
  protected:
   ~OperatorListener() = default;
@@ -126,6 +129,22 @@ class RecordingScope {
 
 /// Whether this thread is inside a RecordingScope.
 bool is_recording();
+
+/// During its lifetime listeners are told of the copies that autocast makes in this thread.
+class CastWatch {
+ public:
+  CastWatch();
+  ~CastWatch();
+  CastWatch(const CastWatch&) = delete;
+  CastWatch& operator=(const CastWatch&) = delete;
+
+  /// Whether a copy of a tensor on `device` that is made now, in this thread, is one of which a listener is
+  /// told.
+  static bool sees_copies(c10::Device device);
+
+ private:
+  bool outer_;
+};
 
 /// During its lifetime operators of this thread run as if no tensor was marked and no scope recorded them.
 class InterceptionPause {

@@ -19,7 +19,8 @@ Residency::Residency(Buckets& buckets, SliceStore& store, Communicator& communic
       in_training_(std::move(in_training)),
       gathered_(buckets, store, communicator, ways),
       writes_(gathered_, buckets, store, communicator),
-      last_use_(store.count()) {
+      last_use_(store.count()),
+      casts_(store.count()) {
   for (int bucket = 0; bucket < store.count(); ++bucket) {
     bucket_numel_.push_back(store.layout(bucket).numel);
     fetches_shards_ = fetches_shards_ || buckets.shard_is_fetched(bucket);
@@ -72,7 +73,8 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     is_new_use = !is_current(passing);
     if (is_new_use) note_use({op, touched}, passing);
   }
-  if (!passing.empty()) escaped_copies_.note(op, touched);
+  if (!passing.empty() && !CastWatch::sees_copies(touched.front().tensor->device()))
+    escaped_copies_.note(op, touched);
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     gathered_.finish_gather(bucket);
@@ -93,6 +95,7 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     streams_->note_use(gathered_.memory().of(bucket), item.written);
     if (!item.written) continue;
     buckets_->masters().note_written(bucket);
+    casts_.note_changed(bucket);
     if (gathered_.kind(bucket).moves_writes()) gathered_.move(bucket, State::dirty);
   }
 }
@@ -102,8 +105,15 @@ void Residency::leave(std::span<const Touched> touched) noexcept {
   for (const Touched& item : touched) gathered_.unpin(buckets_->bucket_of(item.owner));
 }
 
+void Residency::cast(const at::Tensor& source, const at::Tensor& copy) {
+  std::lock_guard lock(mutex_);
+  const int bucket = buckets_->bucket_of(owner_of(source));
+  if (gathered_.kind(bucket).around_uses()) casts_.take_over(bucket, source, copy, name_of(bucket, source));
+}
+
 void Residency::start_update(int bucket) {
   std::lock_guard lock(mutex_);
+  casts_.note_changed(bucket);
   gathered_.start_update(bucket);
 }
 
@@ -163,6 +173,7 @@ void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
   std::vector<int> unpinned;
   for (int bucket : buckets) {
     if (end == ScopeEnd::written) buckets_->masters().note_written(bucket);
+    if (end == ScopeEnd::written) casts_.note_changed(bucket);
     if (end == ScopeEnd::written && gathered_.kind(bucket).moves_writes())
       gathered_.move(bucket, State::dirty);
     gathered_.unpin(bucket);
@@ -335,15 +346,20 @@ void Residency::free_arena() {
 
 std::string Residency::describe(const OperatorUse& use) const {
   const Touched& first = use.touched.front();
-  const int bucket = buckets_->bucket_of(first.owner);
-  const int64_t bytes = first.tensor->storage_offset() * static_cast<int64_t>(first.tensor->element_size());
+  return "for " + use.op.operator_name().name + " on " +
+         name_of(buckets_->bucket_of(first.owner), *first.tensor);
+}
+
+const std::string& Residency::name_of(int bucket, const at::Tensor& tensor) const {
+  const int64_t bytes = tensor.storage_offset() * static_cast<int64_t>(tensor.element_size());
   const int parameter = buckets_->parameter_at(bucket, bytes / size_of(buckets_->dtype()));
-  return "for " + use.op.operator_name().name + " on " + buckets_->parameters()[parameter].name;
+  return buckets_->parameters()[parameter].name;
 }
 
 ResidencyReport Residency::report() const {
   std::lock_guard lock(mutex_);
   ResidencyReport report = gathered_.report();
+  casts_.add_to(report);
   report.departures = training_trace_.departures() + inference_trace_.departures();
   return report;
 }

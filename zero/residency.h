@@ -17,6 +17,7 @@
 
 #include "comm/communicator.h"
 #include "zero/buckets.h"
+#include "zero/cast_copies.h"
 #include "zero/copy_watch.h"
 #include "zero/gather_trace.h"
 #include "zero/gathered_buckets.h"
@@ -40,6 +41,7 @@ class Residency final : public OperatorListener {
 
   void enter(const c10::OperatorHandle& op, std::span<const Touched> touched) override;
   void leave(std::span<const Touched> touched) noexcept override;
+  void cast(const at::Tensor& source, const at::Tensor& copy) override;
 
   /// Sets a function that is called before the program's writes reach this rank's slice of a bucket, on any
   /// thread and with the lock held. It is not called for updates, which the engine starts itself.
@@ -101,6 +103,8 @@ class Residency final : public OperatorListener {
   void free_arena();
   /// "for aten::addmm on h.0.weight"
   std::string describe(const OperatorUse& use) const;
+  /// The name of the parameter that the tensor, on a bucket's storage, is a part of.
+  const std::string& name_of(int bucket, const at::Tensor& tensor) const;
 
   GatherTrace& trace() { return training_ ? training_trace_ : inference_trace_; }
   /// Whether uses are recorded and gathers are planned. Neither is done if gathers cost nothing, or in
@@ -132,6 +136,7 @@ class Residency final : public OperatorListener {
   int64_t clock_ = 0;
   std::vector<int64_t> last_use_;  // by bucket: clock_ at the last use
   CopyWatch escaped_copies_;
+  CastCopies casts_;
 };
 
 }  // namespace zerorun

@@ -14,6 +14,11 @@ struct ResidencyReport {
   int64_t unplanned_allocations = 0;
   int64_t resident_bytes = 0;  // memory of gathered buckets now, planned memory included
   int64_t peak_resident_bytes = 0;
+  /// Copies that autocast has made of parameters that are accessible only around their uses: how often they
+  /// were made (for forward, and again for backward), and their memory, which is not in resident_bytes.
+  int64_t casts = 0;
+  int64_t cast_bytes = 0;
+  int64_t peak_cast_bytes = 0;
   bool lost_ranks = false;  // a gather has thrown CommError, and so may every later collective
 };
 

@@ -99,21 +99,28 @@ void bind_tensor_ranks(py::module_& module) {
 
 }  // namespace
 
-// A MeasuredMemory as a context.
-struct MemoryScope {
-  std::optional<MeasuredMemory> memory;
+// An object that has an effect as long as it lives, as a context.
+template <typename Kept>
+struct Context {
+  std::optional<Kept> kept;
 };
 
-void bind_recomputation(py::module_& module) {
-  py::class_<MemoryScope>(module, "MeasuredMemory")
+template <typename Kept>
+py::class_<Context<Kept>> bind_context(py::module_& module, const char* name) {
+  return py::class_<Context<Kept>>(module, name)
       .def(py::init<>())
       .def("__enter__",
-           [](MemoryScope& scope) -> MemoryScope& {
-             scope.memory.emplace();
-             return scope;
+           [](Context<Kept>& context) -> Context<Kept>& {
+             context.kept.emplace();
+             return context;
            })
-      .def("__exit__", [](MemoryScope& scope, const py::args& /*exception*/) { scope.memory.reset(); })
-      .def("held", [](const MemoryScope& scope) { return scope.memory->held(); });
+      .def("__exit__", [](Context<Kept>& context, const py::args& /*exception*/) { context.kept.reset(); });
+}
+
+void bind_recomputation(py::module_& module) {
+  bind_context<CastWatch>(module, "CastWatch");
+  bind_context<MeasuredMemory>(module, "MeasuredMemory")
+      .def("held", [](const Context<MeasuredMemory>& context) { return context.kept->held(); });
   module.def("recomputes_block", [](CoreEngine& core, const std::string& name) {
     return RecomputedModules(core.get()).chooses(name);
   });

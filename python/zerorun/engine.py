@@ -166,9 +166,16 @@ class Engine(Facts, Checkpoints, Weights, Scheduled, Monitored, torch.nn.Module)
         if self._whole_shapes and not self._has_forwarded:
             check_first_forward(self, (inputs, kwargs))
             self._has_forwarded = True
-        autocast = torch.autocast(self.device.type, torch.bfloat16) if self._config["autocast"] else contextlib.nullcontext()
-        with explained_errors(self.module, self._whole_shapes), autocast:
+        with explained_errors(self.module, self._whole_shapes), self._autocast():
             return self.module(*inputs, **kwargs)
+
+    @contextlib.contextmanager
+    def _autocast(self):
+        if not self._config["autocast"]:
+            yield
+            return
+        with torch.autocast(self.device.type, torch.bfloat16), _core.CastWatch():
+            yield
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False):
         """Runs backward on loss / gradient_accumulation_steps and reduces gradients while it runs. Returns `loss`."""
