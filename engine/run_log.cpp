@@ -38,6 +38,7 @@ std::string describe_ranks(const RunRecord& run) {
 RunRecord run_record_of(const EngineState& state, std::vector<LoggedParameter> parameters) {
   const Config& config = state.config;
   const BytesPerParameter bytes = state.bytes_per_parameter();
+  const TimelineConfig& timeline = config.monitoring.timeline;
   return {.precision = name_of(config.precision.training),
           .master = name_of(config.precision.master),
           .optimizer = state.optimizer_name,
@@ -51,6 +52,7 @@ RunRecord run_record_of(const EngineState& state, std::vector<LoggedParameter> p
                                  .gradient = static_cast<double>(bytes.gradient),
                                  .master = bytes.master,
                                  .moments = bytes.moments},
+          .timeline = timeline.enabled ? std::filesystem::absolute(timeline.path).string() : "",
           .settings = settings_of(config.resolved),
           .parameters = std::move(parameters)};
 }

@@ -85,6 +85,7 @@ std::string to_json(const RunRecord& run) {
             {"optimizer", run.optimizer},
             {"seed", run.seed},
             {"hashes", run.has_hashes},
+            {"timeline", run.timeline},
             {"settings", settings},
             {"parameters", parameters}};
   if (run.states) {
@@ -166,6 +167,7 @@ RunRecord run_of_json(std::string_view text) {
                   .accumulation = json.at("accumulation"),
                   .sums_micro_steps = json.at("sums_micro_steps"),
                   .has_hashes = json.at("hashes"),
+                  .timeline = json.value("timeline", ""),
                   .hosts = json.at("hosts")};
     for (const Json& setting : json.at("settings"))
       run.settings.push_back({setting.at("key"), setting.at("value").dump(), setting.at("from")});

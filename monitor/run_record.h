@@ -54,6 +54,7 @@ struct RunRecord {
   bool sums_micro_steps = false;  // whether gradients are summed over ranks in each micro-step
   bool has_hashes = false;
   std::optional<LoggedStates> states = {};
+  std::string timeline = {};                     // the absolute path of its archive; empty: none is recorded
   std::vector<std::string> hosts = {};           // each once
   std::vector<LoggedSetting> settings = {};      // in the order of the key table
   std::vector<LoggedParameter> parameters = {};  // trained ones first, each in the model's order

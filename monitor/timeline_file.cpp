@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/protobuf.h"
+#include "monitor/timeline_step.h"
 #include "monitor/whole_file.h"
 
 namespace zerorun {
@@ -277,12 +278,14 @@ uint64_t write_rank_file(const TimelineRing& ring) {
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);  // write_whole_file() says what is wrong
   const std::vector<TimelineEvent> events = ring.events(owner.first_ticket);
-  write_whole_file(folder / rank_file_name(owner.rank), perfetto_trace(owner, ring.threads(), events));
+  const std::vector<TimelineThread> threads = ring.threads();
+  write_whole_file(folder / rank_file_name(owner.rank), perfetto_trace(owner, threads, events));
   nlohmann::json facts = {{"rank", owner.rank},
                           {"world_size", owner.world_size},
                           {"machine", owner.machine.data()},
                           {"clock_offset_ns", owner.clock_offset_ns},
-                          {"round_trip_ns", owner.round_trip_ns}};
+                          {"round_trip_ns", owner.round_trip_ns},
+                          {"step", last_step_of(threads, events)}};
   if (owner.last_step > 0) facts["steps"] = {owner.first_step, owner.last_step};
   write_whole_file(folder / rank_facts_name(owner.rank), facts.dump() + "\n");
   const uint64_t first = events.empty() ? owner.first_ticket : events.front().ticket;

@@ -22,9 +22,9 @@ std::string rank_file_name(int rank);
 /// "rank3.json"
 std::string rank_facts_name(int rank);
 
-/// Writes the events of `ring` that belong to its file, and then what archive() must know of it, as
-/// folder_of_ranks(...)/rank3.json. Replaces files that are there. Throws UserError. Returns how many events
-/// the ring has lost.
+/// Writes the events of `ring` that belong to its file, and then what archives and reports must know of it,
+/// as folder_of_ranks(...)/rank3.json. Replaces files that are there. Throws UserError. Returns how many
+/// events the ring has lost.
 uint64_t write_rank_file(const TimelineRing& ring);
 /// Writes all that `ring` holds to folder_of_ranks(...)/rank3.last.pftrace, for a rank whose file has the
 /// chosen steps already. Throws UserError.

@@ -12,17 +12,32 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_softmax_backward_data_meta_dispatch.h>
 #include <ATen/ops/_softmax_meta_dispatch.h>
+#include <ATen/ops/addmm_meta_dispatch.h>
+#include <ATen/ops/addmv_meta_dispatch.h>
+#include <ATen/ops/baddbmm_meta_dispatch.h>
+#include <ATen/ops/elu_backward_meta_dispatch.h>
+#include <ATen/ops/elu_meta_dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/gelu_backward_meta_dispatch.h>
 #include <ATen/ops/gelu_meta_dispatch.h>
+#include <ATen/ops/glu_meta_dispatch.h>
+#include <ATen/ops/hardsigmoid_backward_meta_dispatch.h>
+#include <ATen/ops/hardsigmoid_meta_dispatch.h>
+#include <ATen/ops/leaky_relu_backward_meta_dispatch.h>
+#include <ATen/ops/leaky_relu_meta_dispatch.h>
+#include <ATen/ops/mish_meta_dispatch.h>
+#include <ATen/ops/mse_loss_meta_dispatch.h>
 #include <ATen/ops/nll_loss_backward_meta_dispatch.h>
 #include <ATen/ops/nll_loss_forward_meta_dispatch.h>
 #include <ATen/ops/sigmoid_backward_meta_dispatch.h>
 #include <ATen/ops/silu_backward_meta_dispatch.h>
 #include <ATen/ops/silu_meta_dispatch.h>
+#include <ATen/ops/smooth_l1_loss_meta_dispatch.h>
+#include <ATen/ops/softplus_backward_meta_dispatch.h>
+#include <ATen/ops/softplus_meta_dispatch.h>
 #include <ATen/ops/tanh_backward_meta_dispatch.h>
 #include <ATen/ops/threshold_backward_meta_dispatch.h>
 #include <ATen/ops/where.h>
@@ -250,6 +265,21 @@ MetaOperators::MetaOperators() : registrations_(std::make_unique<Registrations>(
   all.put_back("_log_softmax_backward_data", &at::meta::_log_softmax_backward_data);
   all.put_back("_softmax", &at::meta::_softmax);
   all.put_back("_softmax_backward_data", &at::meta::_softmax_backward_data);
+  all.put_back("addmm", &at::meta::addmm);
+  all.put_back("addmv", &at::meta::addmv);
+  all.put_back("baddbmm", &at::meta::baddbmm);
+  all.put_back("elu", &at::meta::elu);
+  all.put_back("elu_backward", &at::meta::elu_backward);
+  all.put_back("glu", &at::meta::glu);
+  all.put_back("hardsigmoid", &at::meta::hardsigmoid);
+  all.put_back("hardsigmoid_backward", &at::meta::hardsigmoid_backward);
+  all.put_back("leaky_relu", &at::meta::leaky_relu);
+  all.put_back("leaky_relu_backward", &at::meta::leaky_relu_backward);
+  all.put_back("mish", &at::meta::mish);
+  all.put_back("mse_loss", &at::meta::mse_loss);
+  all.put_back("smooth_l1_loss", &at::meta::smooth_l1_loss);
+  all.put_back("softplus", &at::meta::softplus);
+  all.put_back("softplus_backward", &at::meta::softplus_backward);
   all.put_back("gelu", &at::meta::gelu);
   all.put_back("gelu_backward", &at::meta::gelu_backward);
   all.put_back("nll_loss_backward", &at::meta::nll_loss_backward);

@@ -7,6 +7,7 @@
 #include "monitor/run_comparison.h"
 #include "report/figures.h"
 #include "report/run_facts.h"
+#include "report/step_timeline.h"
 
 namespace zerorun {
 namespace {
@@ -58,6 +59,7 @@ Json describe_run(const ReportedRun& run, const std::filesystem::path& folder) {
           {"events", events_of(run)},
           {"notes", notes_of(run)},
           {"bars", state_bars(run)},
+          {"step", step_timeline_of(run)},
           {"shares_parameters", shares_parameters(run.record)},
           {"parameters", parameters_of(run.record)}};
 }
@@ -83,7 +85,8 @@ std::string report_data(const std::vector<std::filesystem::path>& folders) {
   std::vector<ReportedRun> runs;
   for (const auto& folder : folders)
     runs.push_back(read_run(folder, folders.size() == 1 ? folder.string() : runs.empty() ? "A" : "B"));
-  Json data{{"runs", Json::array()},
+  Json data{{"written", now_in_utc()},
+            {"runs", Json::array()},
             {"results", results_of(runs)},
             {"job", settings_of_job(runs)},
             {"configuration", configuration_of(runs)},

@@ -38,6 +38,25 @@ std::optional<double> median(const Column& column) {
   return *middle;
 }
 
+// Over all steps whose time and number are known, slow ones too.
+std::optional<double> mean_rate(const Column& rate, const Column& seconds) {
+  double amount = 0, time = 0;
+  for (size_t place = 0; place < rate.values.size(); ++place) {
+    if (!rate.is_known[place]) continue;
+    amount += rate.values[place] * seconds.values[place];
+    time += seconds.values[place];
+  }
+  if (time <= 0) return std::nullopt;
+  return amount / time;
+}
+
+// "9,601; over all steps 2,070"
+std::string text_of_rate(const Column& rate, const Column& seconds) {
+  const auto middle = median(rate), mean = mean_rate(rate, seconds);
+  if (!middle || !mean) return "not known";
+  return number(*middle) + "; over all steps " + number(*mean);
+}
+
 std::string text_of(const std::optional<double>& value, const std::string& unit = "") {
   return value ? number(*value) + unit : "not known";
 }
@@ -153,8 +172,9 @@ Json results_of(const std::vector<ReportedRun>& runs) {
   const auto has_tokens = [](const ReportedRun& run) { return run.columns.tokens.is_known_anywhere(); };
   if (std::ranges::any_of(runs, has_tokens))
     rows.add("Tokens per second, median",
-             [](const auto& run) { return text_of(median(run.columns.tokens)); });
-  rows.add("Samples per second, median", [](const auto& run) { return text_of(median(run.columns.speed)); });
+             [](const auto& run) { return text_of_rate(run.columns.tokens, run.columns.seconds); });
+  rows.add("Samples per second, median",
+           [](const auto& run) { return text_of_rate(run.columns.speed, run.columns.seconds); });
   rows.add("Time per step, median",
            [](const auto& run) { return text_of(median(run.columns.seconds), " s"); });
   rows.add("Time in steps", [](const auto& run) { return duration(run.columns.total_seconds); });

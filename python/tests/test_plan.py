@@ -72,8 +72,9 @@ def test_against_an_engine(stage, bf16, more):
     measured = engine.bytes_by_category()
     engine.destroy()
     planned = plan["rank"]["bytes"]
-    # In bf16 the plan is larger than the meter, by up to a quarter in this model (docs/plan.md).
-    assert 0.95 * max(peaks[1:]) <= planned["activations"] <= (1.3 if bf16 else 1.05) * max(peaks[1:])
+    # Kernels for bf16 need memory of their own within an operator (docs/plan.md): a tenth of what a recomputed model of this size holds.
+    least = 0.9 if bf16 and more else 0.95
+    assert least * max(peaks[1:]) <= planned["activations"] <= 1.05 * max(peaks[1:])
     for category in ("parameters", "gradients", "master", "moments", "buffers"):
         assert planned[category] == pytest.approx(measured[category], rel=0.01), category
 

@@ -15,6 +15,9 @@
     return element;
   }
 
+  // A key, which may be broken behind a dot or an underscore.
+  const key = (text) => make('code', {}, ...text.split(/(?<=[._])/).flatMap((part) => [part, document.createElement('wbr')]));
+
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
   const plural = (count, one, more) => count.toLocaleString('en') + ' ' + (count === 1 ? one : more);
 
@@ -143,8 +146,9 @@
     }
     const points = plural(figure.rows.length, 'point', 'points') +
       (figure.rows.length < figure.steps ? ' of ' + plural(figure.steps, 'step', 'steps') + ', with the extremes' : '');
-    const table = tableBeside('Table: ' + points, ['step', ...figure.labels, 'mark'], () => figure.rows.map((row) =>
-      [...row.map((value) => value === null ? '' : typeof value === 'string' ? number(value) : value), marksAt.get(row[0]) || '']));
+    const table = tableBeside('Table: ' + points, ['step', ...figure.labels, ...(marks.length ? ['mark'] : [])], () => figure.rows.map((row) =>
+      [...row.map((value) => value === null ? '' : typeof value === 'string' ? number(value) : value),
+       ...(marks.length ? [marksAt.get(row[0]) || ''] : [])]));
     const element = make('figure', {id: 'figure-' + figure.id.replace(/ /g, '-')}, head, labels, graph, caption, table);
     return {figure, element, labels, graph, head, rows, notFinite};
   }
@@ -174,7 +178,7 @@
       axes: {
         x: {axisLabelFormatter: (value) => Number.isInteger(value) ? number(value, 12) : '', valueFormatter: (value) => value,
           pixelsPerLabel: 72, axisLabelWidth: 70},
-        y: {axisLabelFormatter: onAxis, valueFormatter: (value) => number(value), axisLabelWidth: 62, pixelsPerLabel: 34},
+        y: {axisLabelFormatter: onAxis, valueFormatter: (value) => number(value, Number.isInteger(value) ? 15 : 6), axisLabelWidth: 62, pixelsPerLabel: 34},
       },
       underlayCallback: (context, area, me) => {
         for (const mark of marks) {
@@ -191,7 +195,7 @@
         }
       },
     });
-    if (figure.id === 'loss' || figure.id === 'norm') {
+    if (['loss', 'norm', 'tokens', 'speed', 'seconds'].includes(figure.id)) {
       const box = make('input', {type: 'checkbox'});
       box.addEventListener('change', () => dygraph.updateOptions({logscale: box.checked}));
       head.append(make('label', {}, box, 'log scale'));
@@ -234,6 +238,39 @@
     return element;
   }
 
+  // ---- what ranks did in one step
+
+  const kSpanColours = {forward: 0, backward: 1, step: 2, 'wait for reductions': 6, norm: 5, update: 3, 'update a shard': 3};
+  const spanColour = (name) => 'c' + (name.startsWith('wait') ? 6 : kSpanColours[name] ?? (/all|reduce|broadcast|send|receive/.test(name) ? 4 : 7));
+
+  function lane(track, length) {
+    const rows = 1 + Math.max(...track.spans.map(([row]) => row));
+    return make('div', {class: 'lane', style: `height: ${15 * rows}px`}, ...track.spans.map(([row, name, from, to]) =>
+      make('span', {title: `${name}, ${number(to - from, 3)} ms`, style: `top: ${15 * row}px; left: ${100 * from / length}%; ` +
+        `width: ${100 * (to - from) / length}%; background: var(--${spanColour(name)})`})));
+  }
+
+  function stepTimeline(run) {
+    const {step, ms, of, ranks} = run.step;
+    const names = [...new Set(ranks.flatMap((rank) => rank.tracks.flatMap((track) => track.spans.map((span) => span[1]))))];
+    const element = make('figure', {id: 'figure-step' + (several ? '-' + run.name : '')}, make('div', {class: 'head'},
+      make('h3', {}, `Step ${number(step)}${several ? ' of ' + run.name : ''}, ${number(ms, 4)} ms from left to right`)));
+    const colours = [...new Set(names.map(spanColour))];
+    element.append(make('div', {class: 'legend wide'}, ...colours.map((one) => make('span', {},
+      make('span', {class: 'swatch block', style: `color: var(--${one})`}), names.filter((name) => spanColour(name) === one).join(', ')))));
+    for (const {rank, tracks} of ranks) {
+      element.append(make('h4', {}, 'Rank ' + rank), ...tracks.map((track) => make('div', {class: 'track-row'}, make('span', {}, track.name),
+                                                                           lane(track, ms))));
+    }
+    element.append(make('figcaption', {}, 'The last step of the timeline that the run has recorded' +
+      (ranks.length < of ? `, on ${ranks.length} of ${of} ranks` : '') + '. The engine\'s phases lie above what they consist of; a collective ' +
+      'lasts from its start until its rank has seen its end. All events are in the timeline itself, for Perfetto.'));
+    const rows = () => ranks.flatMap(({rank, tracks}) => tracks.flatMap((track) => track.spans.map(([, name, from, to]) =>
+      [String(rank), track.name, name, from, to - from])));
+    element.append(tableBeside('Table: ' + plural(rows().length, 'span', 'spans'), ['rank', 'track', 'what', 'from, ms', 'for, ms'], rows));
+    return element;
+  }
+
   // ---- tables of facts
 
   const runNames = () => make('thead', {}, make('tr', {}, make('th', {}), ...data.runs.map((run) => make('th', {}, run.name))));
@@ -251,8 +288,8 @@
       : make('td', {}, make('code', {}, setting.value), make('span', {class: 'from'}, setting.from));
     const table = make('table', {class: 'facts wide'});
     if (several) table.append(runNames());
-    table.append(make('tbody', {}, ...rows.map(([key, ...settings]) =>
-      make('tr', {}, make('th', {scope: 'row'}, make('code', {}, key)), ...settings.map(cell)))));
+    table.append(make('tbody', {}, ...rows.map(([name, ...settings]) =>
+      make('tr', {}, make('th', {scope: 'row'}, key(name)), ...settings.map(cell)))));
     return table;
   }
 
@@ -285,7 +322,7 @@
     const events = data.runs.flatMap((run) => run.events);
     const failures = events.filter((event) => event[3] === 'failure').length;
     const skipped = marks.filter((mark) => mark.kind === 'skipped').reduce((all, mark) => all + mark.count, 0);
-    parent.append(make('p', {}, (failures ? plural(failures, 'failure', 'failures') : 'No failure') + ', ' +
+    parent.append(make('p', {}, (failures ? plural(failures, 'failure', 'failures') : 'No failure is recorded') + ', ' +
                        (skipped ? plural(skipped, 'skipped step', 'skipped steps') : 'no skipped step') + '.'));
     if (notes.length) parent.append(make('ul', {}, ...notes.map((note) => make('li', {}, note))));
     if (!events.length) return;
@@ -329,6 +366,8 @@
     figures(section('speed', 'Speed'), figuresOf('tokens', 'speed', 'seconds'));
     figures(section('memory', 'Memory'), figuresOf('memory'), data.runs.filter((run) => run.bars.length).map(bars));
     if (figuresOf('sent').length) figures(section('sent', 'Communication'), figuresOf('sent'));
+    const recorded = data.runs.filter((run) => run.step);
+    if (recorded.length) section('step', 'A step').append(...recorded.map(stepTimeline));
     Dygraph.synchronize(graphs.map((one) => one.dygraph), {selection: true, zoom: true, range: false});
   } else {
     page.append(make('p', {}, 'There are no steps in the log yet.'));
@@ -342,7 +381,7 @@
       ['elements', 'shape', 'trained', 'name'], () => run.parameters.map(([name, shape, elements, trained]) =>
         [elements, shape.join(' × ') || 'one number', trained ? 'yes' : 'no', name])));
   }
-  page.append(make('footer', {}, 'Written by zerorun report. Figures are drawn by dygraphs.', make('details', {},
+  page.append(make('footer', {}, 'Written by zerorun report on ' + data.written.replace('T', ' ').replace('Z', ' UTC') + '. Figures are drawn by dygraphs.', make('details', {},
     make('summary', {}, 'Licence of dygraphs'), make('pre', {}, document.getElementById('licence').textContent.trim()))));
 
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {

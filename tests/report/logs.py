@@ -51,6 +51,21 @@ def write(folder, run, lines):
     return folder
 
 
+def timeline(archive, ranks=2, number=60, text="wait for ranks"):
+    """What the ranks of a run leave beside the archive of their timeline. Rank r's clock is 1,000 r seconds late, and it begins r ms later."""
+    folder = pathlib.Path(str(archive) + ".ranks")
+    folder.mkdir(parents=True)
+    for rank in range(ranks):
+        spans = [["engine", 0, "forward", 0, 30e6], ["engine", 0, "backward", 30e6, 80e6], ["engine", 0, "step", 80e6, 100e6],
+                 ["engine", 1, "norm", 85e6, 90e6], ["thread 1, python", 0, text, 40e6, 50e6], ["reduce_scatter", 0, "reduce_scatter", 35e6, 50e6],
+                 ["reduce_scatter", 1, "reduce_scatter", 45e6, 70e6]]
+        begin = 5_000_000_000_000 + rank * (10 ** 6 - 10 ** 12)
+        facts = {"rank": rank, "world_size": ranks, "machine": f"worker-{rank}", "clock_offset_ns": rank * 10 ** 12, "round_trip_ns": 1,
+                 "step": {"number": number, "begin_ns": begin, "end_ns": begin + 100_000_000, "spans": [[*span[:3], int(span[3]), int(span[4])] for span in spans]}}
+        (folder / f"rank{rank}.json").write_text(json.dumps(facts), encoding="utf-8")
+    return str(archive)
+
+
 def loss_of(number, seed=0):
     return 2 + 6 * math.exp(-number / 15) + 0.1 * random.Random(seed + number).random()
 

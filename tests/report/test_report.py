@@ -116,6 +116,48 @@ class Pages(unittest.TestCase):
         self.assertIn("They cannot be compared.", text)
         self.assertIn("the runs have different models", text)
 
+    def test_a_step_of_the_timeline(self):
+        for name, ranks in (("stepped", 2), ("stepped_by_many", 12)):
+            archive = logs.timeline(self.folder / f"{name}.tar", ranks, text=logs.HOSTILE)
+            logs.plain(self.folder / name, ranks=ranks, timeline=archive)
+            page = report(self.folder / name, output=f"{name}.html")
+            if ranks == 2:
+                self.look_at_all(page)
+            else:
+                self.look(page, 400, False)
+            self.assertIsNone(self.browser.run("window.broken"))
+            shown = min(ranks, 8)
+            step = data_of(page)["runs"][0]["step"]
+            self.assertEqual([step["step"], step["of"], len(step["ranks"])], [60, ranks, shown])
+            self.assertAlmostEqual(step["ms"], 100 + shown - 1)
+            # Rank 1 begins 1 ms after rank 0, whose clock is 1,000 s ahead.
+            self.assertEqual(step["ranks"][1]["tracks"][0], {"name": "engine", "spans": [[0, "forward", 1, 31], [0, "backward", 31, 81],
+                                                                                       [0, "step", 81, 101], [1, "norm", 86, 91]]})
+            self.assertEqual(self.figures()["figure-step"]["rows"], 7 * shown)
+            # Boxes are as long as the spans: those of rank 0's engine, in parts of the lane.
+            boxes = self.browser.run("""(() => {
+              const lane = document.querySelector('#figure-step .lane'), whole = lane.getBoundingClientRect();
+              return [...lane.children].map((one) => { const box = one.getBoundingClientRect();
+                return [(box.left - whole.left) / whole.width, (box.right - whole.left) / whole.width, (box.top - whole.top) / 15]; });
+            })()""")
+            for box, (row, start, end) in zip(boxes, [(0, 0, 30), (0, 30, 80), (0, 80, 100), (1, 85, 90)], strict=True):
+                for found, expected in zip(box, (start / step["ms"], end / step["ms"], row), strict=True):
+                    self.assertAlmostEqual(found, expected, delta=0.01)
+
+    def test_runs_without_a_whole_step_have_no_such_figure(self):
+        archive = pathlib.Path(logs.timeline(self.folder / "odd.tar"))
+        (self.folder / "odd.tar.ranks" / "rank0.json").write_text("{", encoding="utf-8")
+        (self.folder / "odd.tar.ranks" / "rank1.json").write_text(json.dumps({"rank": 1, "world_size": 2, "step": None}), encoding="utf-8")
+        spoilt = pathlib.Path(logs.timeline(self.folder / "spoilt.tar", ranks=1))
+        facts = json.loads((self.folder / "spoilt.tar.ranks" / "rank0.json").read_text(encoding="utf-8"))
+        facts["step"]["spans"][2] = ["engine", "row 0"]
+        (self.folder / "spoilt.tar.ranks" / "rank0.json").write_text(json.dumps(facts), encoding="utf-8")
+        logs.plain(self.folder / "spoilt", ranks=1, timeline=str(spoilt))
+        self.assertIsNone(data_of(report(self.folder / "spoilt"))["runs"][0]["step"])
+        for name, path in (("odd", str(archive)), ("missing", str(self.folder / "nothing.tar"))):
+            logs.plain(self.folder / name, timeline=path)
+            self.assertIsNone(data_of(report(self.folder / name, output=f"{name}.html"))["runs"][0]["step"])
+
     def test_names_and_errors_are_text(self):
         logs.troubled(self.folder / "hostile", logs.HOSTILE, logs.HOSTILE)
         page = report(self.folder / "hostile", output="hostile.html")

@@ -10,6 +10,7 @@
 #include "base/timeline_steps.h"
 #include "monitor/timeline_archive.h"
 #include "monitor/timeline_file.h"
+#include "monitor/timeline_step.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/timeline/perfetto_reader.h"
 
@@ -254,6 +255,48 @@ TEST_CASE("An archive has the manifest and the files of ranks that are whole") {
   CHECK(read_trace(files.at("rank0.pftrace")).events.size() == 1);
   remove_rank_files(path, 0);
   CHECK(ranks_with_files(path).empty());
+}
+
+TEST_CASE("The last whole step of a rank: its spans, cut at its ends, without those that nobody could see") {
+  using enum TimelineKind;
+  using enum TimelineName;
+  constexpr uint16_t kThread = 1;
+  uint64_t ticket = 0;
+  const auto event = [&](uint64_t time, TimelineName name, TimelineKind kind, uint16_t thread,
+                         int32_t number = -1) {
+    return TimelineEvent{
+        .ticket = ticket++, .time_ns = time, .name = name, .kind = kind, .thread = thread, .number = number};
+  };
+  const std::vector<TimelineEvent> events = {
+      event(1'000, forward, begin, kEngineTrack),
+      event(5'000, end_of_step, instant, kEngineTrack, 7),
+      event(9'000, forward, end, kEngineTrack),
+      event(10'000, optimizer_step, begin, kEngineTrack),
+      event(11'000, all_gather, start, kThread),  // ticket 4
+      event(12'000, all_gather, start, kThread),  // ticket 5
+      event(12'500, sum, begin, kThread),
+      event(12'502, sum, end, kThread),  // less than 1/2000 of the step
+      event(13'000, norm, begin, kEngineTrack),
+      event(14'000, norm, end, kEngineTrack),
+      event(15'000, all_gather, finish, kThread, 4),
+      event(16'000, all_gather, finish, kThread, 5),
+      event(24'000, optimizer_step, end, kEngineTrack),
+      event(25'000, end_of_step, instant, kEngineTrack, 8),
+      event(26'000, forward, begin, kEngineTrack),
+  };
+  TimelineThread thread{.id = 4};
+  std::string("main").copy(thread.name.data(), 5);
+  const nlohmann::json step = last_step_of({{}, thread}, events);
+  CHECK(step.at("number") == 8);
+  CHECK(step.at("begin_ns") == 5'000);
+  CHECK(step.at("end_ns") == 25'000);
+  CHECK(step.at("spans") == nlohmann::json{{"engine", 0, "forward", 0, 4'000},
+                                           {"engine", 1, "norm", 8'000, 9'000},
+                                           {"engine", 0, "step", 5'000, 19'000},
+                                           {"all_gather", 0, "all_gather", 6'000, 10'000},
+                                           {"all_gather", 1, "all_gather", 7'000, 11'000}});
+  CHECK(last_step_of({}, {}).is_null());
+  CHECK(last_step_of({}, {events[0]}).is_null());
 }
 
 TEST_CASE("Steps are two numbers in order") {
