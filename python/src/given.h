@@ -33,8 +33,8 @@ struct Given {
   Arguments arguments;
   bool has_schedule = false;  // the program passes a schedule
   std::string output_folder;
-  std::optional<std::tuple<int, int, int>>
-      mesh;  // sizes of data (0: what the others leave), tensor, pipeline
+  std::optional<std::tuple<int, int, int, int>>
+      mesh;  // sizes of data (0: what the others leave), tensor, pipeline; the number of replicas
   std::vector<PlanEntry> tensor_plan;
   std::optional<Pipeline> pipeline;
   // What a transformers model says of itself: buffers for data_types.keep_in_fp32_modules, under bf16 and

@@ -88,6 +88,19 @@ Pipeline make_pipeline(std::vector<std::pair<std::string, Tensors>> layers, std:
   return pipeline;
 }
 
+// Likewise for a plan, which calls each layer by itself (`forwards`), and has the tensors of one micro-batch.
+Pipeline planned_pipeline(std::vector<std::pair<std::string, Tensors>> layers,
+                          std::vector<std::string> firsts, std::vector<py::object> forwards, py::object loss,
+                          Tensors inputs, Tensors labels) {
+  Pipeline pipeline = make_pipeline(std::move(layers), std::move(firsts), py::none(), std::move(loss));
+  for (size_t layer = 0; layer < forwards.size(); ++layer) {
+    const PythonFunction forward(std::move(forwards[layer]));
+    pipeline.layers[layer].forward = [forward](const Tensors& given) { return forward.call<Tensors>(given); };
+  }
+  pipeline.example = MicroBatch{.inputs = std::move(inputs), .labels = std::move(labels)};
+  return pipeline;
+}
+
 // How many pipeline stages the config names, 0 if none.
 int pipeline_stages(const std::string& config, const std::string& origin) {
   return config::named_ranks(config::check_config(config, origin).settings).pipeline.value_or(0);
@@ -98,6 +111,7 @@ int pipeline_stages(const std::string& config, const std::string& origin) {
 void bind_pipeline(py::module_& module, EngineClass& engine) {
   py::class_<Pipeline>(module, "Pipeline")
       .def(py::init(&make_pipeline), "layers"_a, "firsts"_a, "forward"_a, "loss"_a);
+  module.def("planned_pipeline", &planned_pipeline);
   module.def("cut_by_cost",
              [](const std::vector<double>& costs, int stages) { return cut_by_cost(costs, stages); });
   module.def("cut_by_number", &cut_by_number);

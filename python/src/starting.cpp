@@ -25,8 +25,8 @@ namespace py = pybind11;
 
 std::optional<MeshSizes> sizes_of(const Given& given) {
   if (!given.mesh) return std::nullopt;
-  const auto [data, tensor, pipeline] = *given.mesh;
-  return MeshSizes{.data = data, .tensor = tensor, .pipeline = pipeline};
+  const auto [data, tensor, pipeline, replicate] = *given.mesh;
+  return MeshSizes{.data = data, .tensor = tensor, .pipeline = pipeline, .replicate = replicate};
 }
 
 TensorPlan tensor_plan_of(const Given& given) {

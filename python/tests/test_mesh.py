@@ -34,18 +34,21 @@ class DeviceMesh:  # as torch's
 
 def test_arguments_that_give_sizes():
     assert mesh_of() is None
-    assert mesh_of(mesh={"tensor": 2}) == (0, 2, 1)
-    assert mesh_of(mesh={"data": 2, "pp": 4}) == (2, 1, 4)
-    assert mesh_of(mesh_device=DeviceMesh()) == (4, 2, 1)
-    assert mesh_of(mesh_param=(4, 1)) == (4, 1, 1)
-    assert mesh_of(mpu=Mpu(1)) == (4, 1, 1)
-    assert mesh_of(mesh={"data": 4}, mpu=Mpu(1)) == (4, 1, 1)
+    assert mesh_of(mesh={"tensor": 2}) == (0, 2, 1, 1)
+    assert mesh_of(mesh={"data": 2, "pp": 4}) == (2, 1, 4, 1)
+    assert mesh_of(mesh={"data": 8, "replicate": 2}) == mesh_of(mesh={"dp_shard": 4, "dp_replicate": 2}) == (8, 1, 1, 2)
+    assert mesh_of(mesh_device=DeviceMesh()) == (4, 2, 1, 1)
+    assert mesh_of(mesh_param=(4, 1)) == (4, 1, 1, 1)
+    assert mesh_of(mpu=Mpu(1)) == (4, 1, 1, 1)
+    assert mesh_of(mesh={"data": 4}, mpu=Mpu(1)) == (4, 1, 1, 1)
 
 
 @pytest.mark.parametrize("match, arguments", [
-    ("there is no axis 'sequence', only data, tensor, pipeline", {"mesh": {"sequence": 2}}),
+    ("there is no axis 'sequence', only data, tensor, pipeline, replicate", {"mesh": {"sequence": 2}}),
     ("tensor 0: expected a number of ranks, at least 1", {"mesh": {"tensor": 0}}),
     ("expected a dict", {"mesh": 4}),
+    ("dp_shard and data: give", {"mesh": {"dp_shard": 2, "data": 2}}),
+    ("a multiple of replicate", {"mesh": {"data": 1, "replicate": 2}}),
     ("mesh has the sizes data 2 x tensor 1 x pipeline 1, and mpu data 4", {"mesh": {"data": 2}, "mpu": Mpu(1)}),
     ("get_model_parallel_world_size.. 2 is not supported", {"mpu": Mpu(2)}),
     (r"mesh_param=\(2, 2\).* is not supported", {"mesh_param": (2, 2)}),

@@ -114,3 +114,39 @@ def test_what_is_not_known():
     assert zerorun.plan(model, settings, optimizer=sgd)["rank"]["bytes"]["moments"] == 0
     with pytest.raises(zerorun.UserError, match="do not divide among 3 hosts"):
         zerorun.plan(model, config(1), world=4, hosts=3)
+
+
+def layers():
+    class Head(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).float().flatten(0, 1)
+
+    return [torch.nn.Embedding(64, WIDTH), *(Block() for _ in range(3)), Head(WIDTH, 64, bias=False)]
+
+
+def loss_of(logits, labels):
+    return torch.nn.functional.cross_entropy(logits, labels.flatten())
+
+
+@pytest.mark.parametrize("interval", [0, 1])
+def test_a_pipeline(interval):
+    from zerorun.pipe import PipelineModule
+
+    whole = PipelineModule(layers(), num_stages=1, loss_fn=loss_of, partition_method="uniform", activation_checkpoint_interval=interval)
+    before = [parameter.data_ptr() for parameter in whole.parameters()]
+    settings = config(1, train_batch_size=ROWS * 4)  # two micro-batches on two data ranks
+    plan = zerorun.plan(whole, settings, batch=(tokens(), tokens()), world=4, mesh={"pipeline": 2}, others=False)
+    assert [parameter.data_ptr() for parameter in whole.parameters()] == before
+    # Stage 0 has the embedding and two blocks, stage 1 a block and the head.
+    memory = plan["rank"]["memory_by_stage"]
+    assert len(memory) == 2 and plan["rank"]["bytes"]["memory"] == max(memory) == memory[0]
+    parameters = sum(parameter.nbytes for layer in list(whole.forward_funcs)[:3] for parameter in layer.parameters())
+    assert plan["rank"]["bytes"]["parameters"] == pytest.approx(parameters / 2, rel=0.01)  # the ranks of a host share them
+    assert plan["rank"]["sent_per_step"]["pass"]["bytes"] == 2 * ROWS * 24 * WIDTH * 4
+    # It keeps two micro-batches of activations, those of its own layers as a plan without stages has them.
+    alone = zerorun.plan(torch.nn.Sequential(*whole.forward_funcs[:3]), config(1), loss=lambda model, batch: model(batch).sum(), batch=tokens(),
+                         others=False)["rank"]["bytes"]["activations"]
+    held = plan["rank"]["bytes"]["activations"]
+    assert (1.5 if interval == 0 else 0.2) * alone < held < (2.2 if interval == 0 else 1.2) * alone
+    with pytest.raises(zerorun.UserError, match="needs a loss_fn, and batch"):
+        zerorun.plan(whole, settings, world=4, mesh={"pipeline": 2})

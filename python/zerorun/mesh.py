@@ -3,13 +3,14 @@
 from ._core import UserError
 from .errors import not_supported
 
-AXES = ("data", "tensor", "pipeline")
-_OTHER_NAMES = {"dp": "data", "data_parallel": "data", "tp": "tensor", "tensor_parallel": "tensor", "pp": "pipeline",
+AXES = ("data", "tensor", "pipeline", "replicate")
+_OTHER_NAMES = {"dp_replicate": "replicate", "dp_shard": "shard", "dp": "data", "data_parallel": "data", "tp": "tensor", "tensor_parallel": "tensor", "pp": "pipeline",
                 "pipeline_parallel": "pipeline"}
 
 
 def mesh_of(mesh=None, mesh_device=None, mesh_param=None, mpu=None):
-    """(data, tensor, pipeline), with 0 for the data ranks that the others leave; None if no argument says anything."""
+    """(data, tensor, pipeline, replicate), with 0 for the data ranks that the others leave; None if no argument says anything.
+    `replicate`: into how many replicas the data ranks divide (zerorun.mesh.replicate)."""
     given = {name: sizes for name, sizes in (("mesh", _of_words(mesh, "mesh")), ("mesh_device", _of_device(mesh_device)),
                                              ("mesh_param", _of_pair(mesh_param)), ("mpu", _of_mpu(mpu))) if sizes}
     if not given:
@@ -23,7 +24,7 @@ def mesh_of(mesh=None, mesh_device=None, mesh_param=None, mpu=None):
 
 
 def _shown(sizes):
-    return " x ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes))
+    return " x ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes) if axis != "replicate" or size > 1)
 
 
 def _of_words(words, argument):
@@ -34,11 +35,14 @@ def _of_words(words, argument):
     except (TypeError, ValueError):
         raise UserError(f"initialize({argument}=...): expected a dict such as {{\"data\": 2, \"tensor\": 2}}, found {words!r}") from None
     for axis, size in named.items():
-        if axis not in AXES:
+        if axis not in (*AXES, "shard"):
             raise UserError(f"initialize({argument}=...): there is no axis {axis!r}, only {', '.join(AXES)}")
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise UserError(f"initialize({argument}=...): {axis} {size!r}: expected a number of ranks, at least 1")
-    return named.get("data", 0), named.get("tensor", 1), named.get("pipeline", 1)
+    if "shard" in named and "data" in named:
+        raise UserError(f"initialize({argument}=...): dp_shard and data: give dp_shard and dp_replicate, or data and replicate")
+    data = named["shard"] * named.get("replicate", 1) if "shard" in named else named.get("data", 0)
+    return data, named.get("tensor", 1), named.get("pipeline", 1), named.get("replicate", 1)
 
 
 def _of_device(device):
@@ -70,4 +74,4 @@ def _of_mpu(mpu):
         if hasattr(mpu, name) and getattr(mpu, name)() != 1:
             raise not_supported(f"initialize(mpu=...) with {name}() {getattr(mpu, name)()}",
                                 "train at stage 3, which partitions every parameter over all data ranks")
-    return (mpu.get_data_parallel_world_size(), 1, 1) if hasattr(mpu, "get_data_parallel_world_size") else None
+    return (mpu.get_data_parallel_world_size(), 1, 1, 1) if hasattr(mpu, "get_data_parallel_world_size") else None

@@ -25,26 +25,43 @@ def plan(model, config=None, loss=None, batch=None, *, world=1, hosts=1, device=
     `loss(model, batch)`: the forward of one micro-step on one rank; with it the plan knows the activations, if it can run without values.
     It gets `batch` with tensors on the device "meta", on which tensors that it makes are too. `world`, `hosts`: ranks and hosts of the job.
     `device`: "cpu" or "cuda". `memory`: of a rank, in bytes or as "80G". The others are arguments of initialize(), and options of the
-    command. Raises zerorun.UserError."""
+    command. A PipelineModule of the whole model (num_stages=1 here, on one rank) is planned with as many stages as `mesh` or the config
+    says, without `loss`; `batch` is (inputs, labels) of one micro-batch. Raises zerorun.UserError."""
     refuse_models(model)
-    if isinstance(model, PipelineModule):
-        raise UserError("plan(): a plan knows no pipeline stages: plan the layers of one stage as a torch.nn.Sequential")
     text, origin = read_config(given_config(None, config))
     given = _core.Given()
     given.config, given.origin = text, origin
-    given.parameters = list(model.named_parameters(remove_duplicate=False))
-    given.buffers, given.unsaved_buffers = buffers_of(model)
-    given.fp32_buffers, given.fp32_buffers_under_fp16 = fp32_buffers(model)
-    given.attention_heads = attention_heads(model)
+    whole = model.whole() if isinstance(model, PipelineModule) else model
+    given.parameters = list(whole.named_parameters(remove_duplicate=False))
+    given.buffers, given.unsaved_buffers = buffers_of(whole)
+    given.fp32_buffers, given.fp32_buffers_under_fp16 = fp32_buffers(whole)
+    given.attention_heads = attention_heads(whole)
     given.arguments = dict(arguments or {})
-    given.mesh, tensor_ranks = mesh_with_told(mesh_of(mesh, None, None, None), model, text, origin)
+    sizes = mesh_of(mesh, None, None, None)
+    if isinstance(model, PipelineModule):
+        sizes, group = _describe_pipeline(given, model, batch, sizes, text, origin), model.activation_checkpoint_interval
+    else:
+        group = 0
+    given.mesh, tensor_ranks = mesh_with_told(sizes, model, text, origin)
     given.tensor_plan = entries_of(model, tensor_plan, tensor_ranks)
     _describe_optimizer(given, optimizer, model_parameters)
     forward = _forward_of(model, loss, batch) if loss is not None else None
     with torch.device("meta"):
-        answer = _core.plan(given, forward, _options(world=world, hosts=hosts, device=device, memory=memory, step_seconds=step_seconds,
+        answer = _core.plan(given, forward, group, _options(world=world, hosts=hosts, device=device, memory=memory, step_seconds=step_seconds,
                                                      endurance=endurance) + ([] if others else ["--no-others"]))
     return json.loads(answer)
+
+
+def _describe_pipeline(given, model, batch, sizes, text, origin):
+    """Adds the layers of all stages, and returns the sizes of the mesh."""
+    data, tensor, stages, replicate = sizes or (0, 1, 1, 1)
+    stages = max(stages, _core.pipeline_stages(text, origin), model.num_stages)
+    if stages == 1:
+        return sizes
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or model.loss_fn is None:
+        raise UserError("plan(): a PipelineModule of several stages needs a loss_fn, and batch=(inputs, labels) of one micro-batch")
+    given.pipeline = model.for_plan(stages, *batch)
+    return data, tensor, stages, replicate
 
 
 def _describe_optimizer(given, optimizer, model_parameters):

@@ -39,7 +39,7 @@ def mesh_with_told(sizes, model, text, origin):
     ranks = sizes[1] if sizes else of_config
     told = _told[model][0] if model in _told else ranks
     if sizes is None and of_config == 1 and told > 1:
-        return (0, told, 1), told
+        return (0, told, 1, 1), told
     if told != ranks:
         other = "mesh" if sizes else "the config"
         raise UserError(f"initialize(): tp_model_init() was told {told} tensor ranks, and {other} says {ranks}: give the same "

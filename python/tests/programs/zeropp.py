@@ -31,12 +31,12 @@ def plain():
     return model, losses
 
 
-def train(tolerance, stage=3, mesh=None, **zero):
+def train(tolerance, stage=3, mesh=None, argument=None, **zero):
     config = {"train_micro_batch_size_per_gpu": 3, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
               "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0, **zero}}
     if mesh:
         config["zerorun"] = {"mesh": mesh}
-    engine, *_ = zerorun.initialize(model=net(), config=config)
+    engine, *_ = zerorun.initialize(model=net(), config=config, mesh=argument)
     expected, losses = plain()
     for step in range(STEPS):
         loss = loss_of(engine, sample(step, engine.global_rank))
@@ -56,6 +56,7 @@ def train(tolerance, stage=3, mesh=None, **zero):
 torch.distributed.init_process_group("gloo")
 for stage in (1, 2, 3):
     train(1e-6, stage=stage, mesh={"replicate": 2})
+train(1e-6, argument={"dp_replicate": 2, "dp_shard": 2})
 train(1e-6, zero_hpz_partition_size=2)
 exact = train(1e-6)
 for keys in ({"zero_quantized_weights": True}, {"zero_quantized_gradients": True},

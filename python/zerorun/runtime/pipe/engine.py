@@ -229,7 +229,7 @@ class _StageRunner:
 
 
 def _sizes_of(model, mesh, text, origin):
-    """(data, tensor, pipeline) with 0 for the data ranks that the others leave. Raises UserError if the module, the config and the
+    """(data, tensor, pipeline, replicate) with 0 for the data ranks that the others leave. Raises UserError if the module, the config and the
     program's mesh have other numbers of stages."""
     stages = model.num_stages
     of_config = _core.pipeline_stages(text, origin)
@@ -240,7 +240,7 @@ def _sizes_of(model, mesh, text, origin):
     if mesh is not None and (mesh[1], mesh[2]) != (tensor, stages):
         raise UserError(f"initialize(): the PipelineModule has num_stages {stages} and {tensor} tensor ranks, and the program's mesh "
                         f"has pipeline {mesh[2]} and tensor {mesh[1]}: give the same sizes in both, or leave the mesh out")
-    return (mesh[0] if mesh else 0), tensor, stages
+    return (mesh[0] if mesh else 0), tensor, stages, (mesh[3] if mesh else 1)
 
 
 def _shown(value):

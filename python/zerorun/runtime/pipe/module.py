@@ -72,7 +72,8 @@ class PipelineModule(torch.nn.Module):
         with _without_memory() if self.num_stages > 1 else contextlib.nullcontext():
             self._all_layers = [self._make(index, spec) for index, spec in enumerate(self._layer_specs)]
         self._names = [f"{index} ({_kind(spec)})" for index, spec in enumerate(self._layer_specs)]
-        self.parts = self._partition(partition_method)
+        self._method = partition_method
+        self.parts = self._partition(self.num_stages)
         self._local_start, self._local_stop = self.parts[self.stage_id:self.stage_id + 2]
         self._register(loss_fn)
 
@@ -109,34 +110,39 @@ class PipelineModule(torch.nn.Module):
         self.forward_funcs = []
         for index in own:
             spec, layer = self._layer_specs[index], self._all_layers[index]
-            if isinstance(spec, TiedLayerSpec):
-                layer = layer if spec.forward_fn is None else functools.partial(spec.forward_fn, layer)
-            elif isinstance(layer, torch.nn.Module):
+            if isinstance(layer, torch.nn.Module) and not isinstance(spec, TiedLayerSpec):
                 self.add_module(str(index), layer)
-            self.forward_funcs.append(layer)
+            self.forward_funcs.append(self._function(index))
         if self.stage_id == self.num_stages - 1:
             self.loss_fn = loss_fn
         else:  # no submodule of this stage
             self.__dict__["loss_fn"] = loss_fn
         self._own = {id(tensor) for tensor in (*self.parameters(), *self.buffers())}
 
+    def _function(self, index):
+        """What computes a layer: the module, or a function."""
+        spec, layer = self._layer_specs[index], self._all_layers[index]
+        if isinstance(spec, TiedLayerSpec) and spec.forward_fn is not None:
+            return functools.partial(spec.forward_fn, layer)
+        return layer
+
     # Dividing layers among stages
 
-    def _partition(self, method):
-        count = len(self._layer_specs)
-        if count < self.num_stages:
-            raise UserError(f"PipelineModule(): {count} layers for {self.num_stages} stages: each stage needs a layer; use fewer "
+    def _partition(self, stages):
+        method, count = self._method, len(self._layer_specs)
+        if count < stages:
+            raise UserError(f"PipelineModule(): {count} layers for {stages} stages: each stage needs a layer; use fewer "
                             "stages, or divide layers")
         kind, colon, pattern = str(method).partition(":")
         if kind.lower() == "type" and colon:
             costs = self._matches(pattern)
         elif str(method).lower() == "uniform":
-            return _core.cut_by_number(count, self.num_stages)
+            return _core.cut_by_number(count, stages)
         elif str(method).lower() == "parameters":
             costs = [sum(tensor.nbytes for tensor in self._tensors(index)) for index in range(count)]
         else:
             raise UserError(f"PipelineModule(partition_method={method!r}): expected {_METHODS}")
-        return _core.cut_by_cost(list(map(float, costs)), self.num_stages)
+        return _core.cut_by_cost(list(map(float, costs)), stages)
 
     def _matches(self, pattern):
         costs = [1 if re.search(pattern, _kind(spec), re.IGNORECASE) else 0 for spec in self._layer_specs]
@@ -183,6 +189,18 @@ class PipelineModule(torch.nn.Module):
         if isinstance(self.loss_fn, torch.nn.Module):
             tensors[-1] += [*self.loss_fn.parameters(), *self.loss_fn.buffers()]
         return list(zip(self._names, tensors)), [self._names[first] for first in self.parts[1:-1]]
+
+    def for_plan(self, stages, inputs, labels):
+        """The layers one by one as a plan calls them, divided among so many stages, with the tensors of a micro-batch."""
+        layers, _ = self.described_layers()
+        firsts = [self._names[first] for first in self._partition(stages)[1:-1]]
+
+        def call(function):
+            return lambda tensors: _tensors_in(function(_as_value(tensors)))
+
+        functions = [call(self._function(index)) for index in range(len(layers))]
+        return _core.planned_pipeline(layers, firsts, functions, lambda outputs, labels: self.loss_fn(_as_value(outputs), _as_value(labels)),
+                                      _tensors_in(inputs), _tensors_in(labels))
 
     def drop_other_stages(self):
         """Called when an engine has taken this stage's layers."""
@@ -271,6 +289,15 @@ def _topology_of(stages, topology):
     if world_size % stages != 0:
         raise UserError(f"PipelineModule(): num_stages ({stages}) must divide the number of ranks ({world_size}): change one of them")
     return PipeDataParallelTopology(stages, world_size // stages)
+
+
+def _as_value(tensors):
+    """What a layer takes: a tensor, or a tuple of several."""
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _tensors_in(value):
+    return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 @contextlib.contextmanager
