@@ -3,7 +3,8 @@
 // updated parameters after step(). All variants take turns within one run, so that noise of the machine
 // affects all of them. At the end it measures the time that interception adds to an operator on a parameter.
 // With --backward it compares loss.backward() with engine.backward() instead: time, elements sent, operators
-// run. With --mesh it compares tensor ranks with data ranks (benchmarks/step_on_mesh.h).
+// run. With --watched it shows what it costs to watch a run (benchmarks/step_watched.h). With --mesh it
+// compares tensor ranks with data ranks (benchmarks/step_on_mesh.h).
 #include <ATen/record_function.h>
 #include <torch/torch.h>
 
@@ -23,6 +24,7 @@
 #include "benchmarks/local_ranks.h"
 #include "benchmarks/step_on_mesh.h"
 #include "benchmarks/step_variants.h"
+#include "benchmarks/step_watched.h"
 #include "comm/connect/rendezvous.h"
 #include "engine/gathered_parameters.h"
 
@@ -31,6 +33,7 @@ namespace {
 
 struct Options : StepOptions {
   bool backward = false;
+  bool watched = false;
   MeshSizes mesh;
 };
 
@@ -251,6 +254,7 @@ int run_backwards(const Options& options) {
 
 int run_rank(const Options& options) {
   if (options.backward) return run_backwards(options);
+  if (options.watched) return run_step_watched(options);
   if (options.mesh.tensor > 1) return run_step_on_mesh(options, options.mesh);
   const WorkMeter meter;
   at::set_num_threads(1);
@@ -292,6 +296,9 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", options.rounds, "timed steps of each variant")->check(CLI::Range(1, 10000));
   app.add_flag("--overlap,!--no-overlap", options.overlap, "overlap_comm");
   app.add_flag("--backward", options.backward, "compare loss.backward() with engine.backward()");
+  app.add_flag(
+      "--watched", options.watched,
+      "compare stage 3 with a timeline, a run log, monitors and the log of collectives, and without");
   std::string mesh;
   app.add_option(
          "--mesh", mesh,

@@ -35,12 +35,11 @@ at::Tensor train_step(Variant& variant, const at::Tensor& tokens) {
 
 StepCost time_step(Variant& variant, const at::Tensor& tokens, Communicator& communicator,
                    const WorkMeter& meter) {
-  constexpr int kSteps = 3;
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
   communicator.barrier("the start of timed steps")->wait();
   const WorkDone before = meter.so_far();
   const auto begin = std::chrono::steady_clock::now();
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kStepsOfTurn; ++step) {
     train_step(variant, tokens);
     if (variant.waits_in_step) await_updates(variant);
   }
@@ -48,12 +47,12 @@ StepCost time_step(Variant& variant, const at::Tensor& tokens, Communicator& com
   const double mine = milliseconds_since(begin);
   const WorkDone after = meter.so_far();
   at::Tensor times = torch::zeros({communicator.world_size()}, at::kDouble);
-  times[communicator.rank()] = mine / kSteps;
+  times[communicator.rank()] = mine / kStepsOfTurn;
   communicator.all_reduce(times, "step times")->wait();
   at::Tensor work = torch::tensor({(after.cpu_seconds - before.cpu_seconds) * 1000,
                                    after.instructions.value_or(kNone) - before.instructions.value_or(kNone)},
                                   at::kDouble);
-  work /= kSteps;
+  work /= kStepsOfTurn;
   communicator.all_reduce(work, "the work of a step")->wait();
   return {.milliseconds = times.max().item<double>(),
           .cpu_milliseconds = work[0].item<double>(),

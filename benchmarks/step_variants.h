@@ -46,7 +46,9 @@ void await_updates(Variant& variant);
 /// Returns the loss before the step.
 at::Tensor train_step(Variant& variant, const at::Tensor& tokens);
 
-/// Runs a few steps and returns the mean cost, because a step may leave work to the next step.
+inline constexpr int kStepsOfTurn = 3;
+
+/// Runs kStepsOfTurn steps and returns the mean cost, because a step may leave work to the next step.
 StepCost time_step(Variant& variant, const at::Tensor& tokens, Communicator& communicator,
                    const WorkMeter& meter);
 
