@@ -63,6 +63,9 @@ KeptInput::KeptInput(const at::Tensor& input, const InputHome& home, const std::
   } else if (home.on_host && input.is_cuda()) {
     saved_ = copy_on_host(flat(saved_));
     is_moved_ = true;
+  } else if (home.buffer && !input.is_leaf() && input.numel() > 0) {
+    saved_ = home.buffer->copy(flat(saved_));
+    is_moved_ = true;
   }
 }
 

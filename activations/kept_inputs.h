@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "activations/kept_buffer.h"
 #include "comm/communicator.h"
 #include "offload/scratch_file.h"
 
@@ -24,6 +25,8 @@ struct InputHome {
   c10::Device device = c10::kCPU;  // the engine's
   /// If set, what blocks have computed is kept there, from kSmallestInFile bytes on, whatever `on_host` says.
   std::shared_ptr<ScratchFile> file = nullptr;
+  /// If set, what blocks have computed is copied there, unless it goes to the host or to the file.
+  std::shared_ptr<KeptBuffer> buffer = nullptr;
 };
 inline constexpr int64_t kSmallestInFile = 512;
 

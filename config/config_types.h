@@ -294,8 +294,11 @@ struct RecomputeConfig {
   bool is_implied = false;                 // `every` is 1 because the file has activation_checkpointing
   bool partitioned = false;                // each tensor rank keeps its part of the inputs
   bool on_host = false;                    // on a GPU, inputs are kept in host memory
-  std::string nvme_path = {};              // folder of the file that keeps inputs; empty: memory keeps them
-  bool timed = false;                      // log what recomputation costs
+  bool contiguous = false;                 // inputs are copied into one buffer
+  std::optional<int64_t> checkpoints =
+      {};                      // how many it has room for; absent: as many as the first step keeps
+  std::string nvme_path = {};  // folder of the file that keeps inputs; empty: memory keeps them
+  bool timed = false;          // log what recomputation costs
 };
 
 struct Config {

@@ -66,6 +66,8 @@ RecomputeConfig resolve_recompute(const Resolution& resolution) {
   }
   resolution.read("activation_checkpointing.partition_activations", config.partitioned);
   resolution.read("activation_checkpointing.cpu_checkpointing", config.on_host);
+  resolution.read("activation_checkpointing.contiguous_memory_optimization", config.contiguous);
+  config.checkpoints = settings.get<int64_t>("activation_checkpointing.number_checkpoints");
   resolution.read("activation_checkpointing.profile", config.timed);
   return config;
 }

@@ -77,7 +77,8 @@ void EngineState::start_recomputation(bool has_pipeline) {
       InputHome{.tensor_ranks = chosen.partitioned && splits ? &mesh.along(MeshAxis::tensor) : nullptr,
                 .on_host = chosen.on_host,
                 .device = mesh.world().device().location(),
-                .file = model.module ? file_of_inputs(config, mesh.world()) : nullptr});
+                .file = model.module ? file_of_inputs(config, mesh.world()) : nullptr,
+                .buffer = chosen.contiguous ? std::make_shared<KeptBuffer>(chosen.checkpoints) : nullptr});
   if (!model.module) return;
   marked_modules = std::make_unique<MarkedModules>(*model.module, recomputation);
   for (const std::string& pattern : chosen.patterns) {

@@ -24,11 +24,15 @@ static constexpr KeyFact activation_rows[] = {
             "switch"),
     boolean(".partition_activations", "false",
             "each tensor rank keeps its part of a recomputed block's inputs; no effect without tensor ranks"),
-    integer(".number_checkpoints", "", "number of activation checkpoints that share one buffer")
+    integer(
+        ".number_checkpoints", "",
+        "how many inputs the buffer of contiguous_memory_optimization has room for; without it as many as "
+        "the first micro-batches keep at a time")
         .or_null()
-        .no_effect("inputs of blocks are not moved into a buffer, so there is no number of them to know"),
-    boolean(".contiguous_memory_optimization", "false", "keep saved activations in one contiguous buffer")
-        .no_effect("inputs of blocks stay where they are, without a copy"),
+        .least(1),
+    boolean(".contiguous_memory_optimization", "false",
+            "copy the inputs of recomputed blocks into one buffer, so that they leave no holes between other "
+            "tensors; no effect on inputs in host memory or in a file"),
     boolean(".synchronize_checkpoint_boundary", "false",
             "synchronize with the device at checkpoint boundaries")
         .no_effect("the order of streams makes it unnecessary"),

@@ -77,7 +77,8 @@ py::dict config_of(CoreEngine& core) {
       "dtype"_a = std::string(name_of(precision.training)), "autocast"_a = precision.autocast,
       "recompute"_a = recompute_settings(config.recompute),
       "recomputed_group"_a = config.pipeline.recomputed_group,
-      "moves_activations"_a = config.recompute.partitioned || config.recompute.on_host,
+      "moves_activations"_a =
+          config.recompute.partitioned || config.recompute.on_host || config.recompute.contiguous,
       "clipping"_a = config.gradient_clipping,
       "dynamic_loss_scale"_a = precision.training == Dtype::fp16 && !precision.loss_scale.fixed,
       "optimizer"_a = config.optimizer ? std::string(name_of(*config.optimizer)) : std::string(),

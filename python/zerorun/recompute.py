@@ -94,8 +94,8 @@ def recompute(model, config, rank, core=None):
     """Has the modules that zerorun.recompute chooses recomputed in backward, until the returned function is called. `config`: the
     engine's. `core`: of the engine; None for a plan. Throws UserError."""
     if config["moves_activations"] and rank == 0:
-        log.warning("partition_activations and cpu_checkpointing have no effect in Python: torch.utils.checkpoint keeps a block's "
-                    "inputs where they are")
+        log.warning("partition_activations, contiguous_memory_optimization and cpu_checkpointing have no effect in Python: "
+                    "torch.utils.checkpoint keeps a block's inputs where they are")
     settings = config["recompute"]
     chosen = _chosen(model, settings, core) if settings else []
     before = [(module, module.__dict__.get("forward")) for _, module in chosen]

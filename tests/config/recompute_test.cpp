@@ -42,7 +42,12 @@ TEST_CASE("activation_checkpointing recomputes all blocks, unless zerorun.recomp
   const RecomputeConfig all = read(R"("activation_checkpointing": {"partition_activations": true,
                                       "cpu_checkpointing": true, "profile": true})");
   CHECK(all.every == 1);
-  CHECK((all.partitioned && all.on_host && all.timed));
+  CHECK((all.partitioned && all.on_host && all.timed && !all.contiguous));
+  const RecomputeConfig in_buffer =
+      read(R"("activation_checkpointing": {"contiguous_memory_optimization": true,
+                                            "number_checkpoints": 4})");
+  CHECK((in_buffer.contiguous && in_buffer.checkpoints == 4));
+  CHECK(!read(R"("activation_checkpointing": {"number_checkpoints": null})").checkpoints);
   CHECK(read(R"("activation_checkpointing": {}, "zerorun": {"recompute": {"every": 4}})").every == 4);
 }
 

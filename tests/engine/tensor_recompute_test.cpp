@@ -95,7 +95,13 @@ TEST_CASE("Tensor ranks that keep parts of a block's inputs train with the same 
           train_split(options, decoder_config(stage, kSgd, accumulation, parts), mesh, communicator, false);
       const RecomputedRun in_file = train_split(
           options, decoder_config(stage, kSgd, accumulation, parts_in_file), mesh, communicator, false);
+      const std::string in_buffer =
+          R"(, "activation_checkpointing": {"partition_activations": true, "contiguous_memory_optimization": true,)"
+          R"( "number_checkpoints": 2})";
+      const RecomputedRun contiguous = train_split(
+          options, decoder_config(stage, kSgd, accumulation, in_buffer), mesh, communicator, false);
       expect(partitioned.trained.losses == whole.trained.losses, "the same bits of losses");
+      expect(contiguous.trained.losses == whole.trained.losses, "the same bits with parts in one buffer");
       expect(in_file.trained.losses == whole.trained.losses, "the same bits with parts in a file");
       expect(in_file.sent == partitioned.sent, "the same messages with parts in a file");
       // A gather of the input of each layer, padded to equal parts.
