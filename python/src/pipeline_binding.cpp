@@ -106,6 +106,12 @@ int pipeline_stages(const std::string& config, const std::string& origin) {
   return config::named_ranks(config::check_config(config, origin).settings).pipeline.value_or(0);
 }
 
+// How many layers the config has recomputed together, 0 if it does not say.
+int64_t recomputed_group(const std::string& config, const std::string& origin) {
+  const config::Settings settings = config::check_config(config, origin).settings;
+  return settings.get<int64_t>("pipeline.activation_checkpoint_interval").value_or(0);
+}
+
 }  // namespace
 
 void bind_pipeline(py::module_& module, EngineClass& engine) {
@@ -116,6 +122,7 @@ void bind_pipeline(py::module_& module, EngineClass& engine) {
              [](const std::vector<double>& costs, int stages) { return cut_by_cost(costs, stages); });
   module.def("cut_by_number", &cut_by_number);
   module.def("pipeline_stages", &pipeline_stages);
+  module.def("recomputed_group", &recomputed_group);
   engine
       .def(
           "train_batch",

@@ -33,10 +33,8 @@ PlannedForward forward_of(const py::object& forward, std::exception_ptr& interru
   };
 }
 
-// Returns the plan as JSON. `forward` may be None. `recomputed_group`: how many layers of a pipeline are
-// recomputed together, if the program says so (else 0). `options`: as on a command line, behind "--plan".
-std::string plan(Given given, const py::object& forward, int recomputed_group,
-                 const std::vector<std::string>& options) {
+// Returns the plan as JSON. `forward` may be None. `options`: as on a command line, behind "--plan".
+std::string plan(Given given, const py::object& forward, const std::vector<std::string>& options) {
   std::vector<const char*> arguments;
   for (const std::string& option : options) arguments.push_back(option.c_str());
   const auto request = parse_plan_request(static_cast<int>(arguments.size()), arguments.data());
@@ -48,10 +46,7 @@ std::string plan(Given given, const py::object& forward, int recomputed_group,
   std::exception_ptr interrupt;
   PlannedTraining training{.model = make_model(given.parameters, given.buffers, given.unsaved_buffers,
                                                std::make_shared<Mode>(true), /*needs_values=*/false),
-                           .complete = [&given, recomputed_group](Config& config) {
-                             complete(given, config);
-                             if (recomputed_group > 0) config.pipeline.recomputed_group = recomputed_group;
-                           }};
+                           .complete = [&given](Config& config) { complete(given, config); }};
   if (!forward.is_none()) training.forward = forward_of(forward, interrupt);
   training.options.mesh = sizes_of(given);
   training.options.pipeline = std::move(given.pipeline);

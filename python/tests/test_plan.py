@@ -47,7 +47,9 @@ def tokens():
 
 def peak_of_step(engine):
     """The most bytes that torch's allocator has given out at a time in a forward and backward."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    # oneDNN copies the operands of products in bf16 while it computes them, for each thread, which no plan knows.
+    with (torch.backends.mkldnn.flags(enabled=False),
+          torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile):
         engine.backward(engine(tokens()))
     engine.step()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -72,9 +74,7 @@ def test_against_an_engine(stage, bf16, more):
     measured = engine.bytes_by_category()
     engine.destroy()
     planned = plan["rank"]["bytes"]
-    # Kernels for bf16 need memory of their own within an operator (docs/plan.md): a tenth of what a recomputed model of this size holds.
-    least = 0.9 if bf16 and more else 0.95
-    assert least * max(peaks[1:]) <= planned["activations"] <= 1.05 * max(peaks[1:])
+    assert 0.95 * max(peaks[1:]) <= planned["activations"] <= 1.05 * max(peaks[1:])
     for category in ("parameters", "gradients", "master", "moments", "buffers"):
         assert planned[category] == pytest.approx(measured[category], rel=0.01), category
 

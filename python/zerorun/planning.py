@@ -39,15 +39,13 @@ def plan(model, config=None, loss=None, batch=None, *, world=1, hosts=1, device=
     given.arguments = dict(arguments or {})
     sizes = mesh_of(mesh, None, None, None)
     if isinstance(model, PipelineModule):
-        sizes, group = _describe_pipeline(given, model, batch, sizes, text, origin), model.activation_checkpoint_interval
-    else:
-        group = 0
+        sizes = _describe_pipeline(given, model, batch, sizes, text, origin)
     given.mesh, tensor_ranks = mesh_with_told(sizes, model, text, origin)
     given.tensor_plan = entries_of(model, tensor_plan, tensor_ranks)
     _describe_optimizer(given, optimizer, model_parameters)
     forward = _forward_of(model, loss, batch) if loss is not None else None
     with torch.device("meta"):
-        answer = _core.plan(given, forward, group, _options(world=world, hosts=hosts, device=device, memory=memory, step_seconds=step_seconds,
+        answer = _core.plan(given, forward, _options(world=world, hosts=hosts, device=device, memory=memory, step_seconds=step_seconds,
                                                      endurance=endurance) + ([] if others else ["--no-others"]))
     return json.loads(answer)
 
@@ -60,7 +58,7 @@ def _describe_pipeline(given, model, batch, sizes, text, origin):
         return sizes
     if not isinstance(batch, (tuple, list)) or len(batch) != 2 or model.loss_fn is None:
         raise UserError("plan(): a PipelineModule of several stages needs a loss_fn, and batch=(inputs, labels) of one micro-batch")
-    given.pipeline = model.for_plan(stages, *batch)
+    given.pipeline = model.for_plan(stages, _core.recomputed_group(text, origin) or model.activation_checkpoint_interval, *batch)
     return data, tensor, stages, replicate
 
 

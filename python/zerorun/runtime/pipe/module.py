@@ -190,17 +190,25 @@ class PipelineModule(torch.nn.Module):
             tensors[-1] += [*self.loss_fn.parameters(), *self.loss_fn.buffers()]
         return list(zip(self._names, tensors)), [self._names[first] for first in self.parts[1:-1]]
 
-    def for_plan(self, stages, inputs, labels):
-        """The layers one by one as a plan calls them, divided among so many stages, with the tensors of a micro-batch."""
+    def for_plan(self, stages, interval, inputs, labels):
+        """The layers as a plan calls them, divided among so many stages, with the tensors of a micro-batch. The first layer of each run
+        of `interval` layers (0: of each layer) computes them all, and the others pass on what it returns."""
         layers, _ = self.described_layers()
-        firsts = [self._names[first] for first in self._partition(stages)[1:-1]]
-
-        def call(function):
-            return lambda tensors: _tensors_in(function(_as_value(tensors)))
-
-        functions = [call(self._function(index)) for index in range(len(layers))]
-        return _core.planned_pipeline(layers, firsts, functions, lambda outputs, labels: self.loss_fn(_as_value(outputs), _as_value(labels)),
+        parts = self._partition(stages)
+        functions = [lambda tensors: tensors] * len(layers)
+        for start, stop in zip(parts, parts[1:]):
+            for first in range(start, stop, interval or 1):
+                run = [self._function(index) for index in range(first, min(first + (interval or 1), stop))]
+                functions[first] = functools.partial(self._run_planned, run, interval > 0 and self._is_checkpointable(run))
+        return _core.planned_pipeline(layers, [self._names[first] for first in parts[1:-1]], functions,
+                                      lambda outputs, labels: self.loss_fn(_as_value(outputs), _as_value(labels)),
                                       _tensors_in(inputs), _tensors_in(labels))
+
+    def _run_planned(self, functions, recomputes, tensors):
+        def run(*given):
+            return functools.reduce(lambda value, function: function(value), functions, _as_value(given))
+
+        return _tensors_in(self.activation_checkpoint_func(run, *tensors) if recomputes else run(*tensors))
 
     def drop_other_stages(self):
         """Called when an engine has taken this stage's layers."""
