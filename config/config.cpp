@@ -62,6 +62,7 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size,
   Config config;
   config.mesh = resolve_mesh(resolution, world_size, mesh);
   config.sum_group = resolve_sum_group(settings);
+  resolution.read("zerorun.restart.partner", config.holds_at_partner);
   config.pipeline = resolve_pipeline(resolution);
   config.recompute = resolve_recompute(resolution);
   config.batch = resolve_batch(resolution, batch_ranks(resolution, world_size, config.mesh));

@@ -323,6 +323,8 @@ struct Config {
   /// Sums over CPU ranks are added in groups of so many ranks (Communicator::set_sum_group()); 0: the
   /// transport's choice.
   int sum_group = 0;
+  /// Generations of state in memory (zerorun --hold_every) are written to the next host too.
+  bool holds_at_partner = false;
   /// Messages about settings that do not take effect as written, one line each. Warnings are about features
   /// that are not supported, old names, and values in an unusual form. Notes are about settings without an
   /// effect, and values of "auto".

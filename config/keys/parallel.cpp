@@ -24,6 +24,10 @@ static constexpr KeyFact parallel_rows[] = {
         "groups in order, so that runs with the same number have the same bits on one host and on several; "
         "default: all ranks in one order, on two levels (--comm two-level) the ranks of a host")
         .least(1),
+    section("zerorun.restart", "what ranks keep to start again after a failure (docs/restarts.md)"),
+    boolean(".partner", "false",
+            "each rank also writes the generations that it holds in memory (zerorun --hold_every, several "
+            "hosts) into the memory of the next host, so that they outlive the loss of a host"),
     section("pipeline", "pipeline parallelism, for programs that give a list of layers"),
     integer(".stages", "", "number of pipeline stages, as zerorun.mesh.pipeline")
         .least(1)
