@@ -1,6 +1,7 @@
 """Takes a picture of a page of `zerorun report`: of the file PAGE, or, if that is the program zerorun, of an example."""
 
 import argparse
+import json
 import pathlib
 import subprocess
 import tempfile
@@ -20,6 +21,10 @@ with tempfile.TemporaryDirectory() as folder, browser.Browser() as chromium:
     page = options.page.resolve()
     if page.suffix != ".html":
         logs.troubled(pathlib.Path(folder) / "runs/a")
+        logs.timeline(pathlib.Path(folder) / "runs/timeline.tar")
+        record = json.loads((pathlib.Path(folder) / "runs/a/run.json").read_text(encoding="utf-8"))
+        record["timeline"] = str(pathlib.Path(folder) / "runs/timeline.tar")
+        (pathlib.Path(folder) / "runs/a/run.json").write_text(json.dumps(record), encoding="utf-8")
         subprocess.run([page, "report", "runs/a"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
         page = pathlib.Path(folder) / "report.html"
     chromium.open(page, options.width, dark=options.dark)
