@@ -12,19 +12,47 @@
 namespace zerorun {
 namespace {
 
-constexpr char kHeldFile[] = "zerorun held state";
+constexpr char kHeldFile[] = "zerorun held state ";  // and the tag
+constexpr char kOwnWord[] = "memory", kKeeperWord[] = "keeper";
 
-// Each rank takes two open files of the launcher.
+// Each rank takes two open files of the owner.
 constexpr int kMostHeldRanks = 128;
+constexpr int kMostRanksInText = 1 << 20;
+
+// Reads behind the word "memory". False if it is none.
+bool read_own(std::istringstream& text, std::vector<HeldSlots>& ranks) {
+  std::string tag;
+  int count = 0;
+  if (!(text >> tag >> count) || count < 1 || count > kMostHeldRanks) return false;
+  for (std::string first, second; count > 0 && text >> first >> second; --count) {
+    const std::string name = kHeldFile + tag + " ";  // the system adds " (deleted)"
+    HeldSlots slots = {open_memory_file(first.c_str(), name.c_str()),
+                       open_memory_file(second.c_str(), name.c_str())};
+    if (!slots[0].is_open() || !slots[1].is_open()) return false;
+    ranks.push_back(std::move(slots));
+  }
+  return count == 0;
+}
+
+bool read_keeper(std::istringstream& text, OpenHeldMemory& memory) {
+  HeldKeeper keeper;
+  keeper.first_rank = static_cast<int>(std::ssize(memory.ranks));
+  if (!(text >> keeper.host >> keeper.address >> keeper.port >> keeper.ranks) || keeper.ranks < 1 ||
+      keeper.ranks > kMostRanksInText)
+    return false;
+  memory.ranks.resize(memory.ranks.size() + static_cast<size_t>(keeper.ranks));
+  memory.keepers.push_back(std::move(keeper));
+  return true;
+}
 
 }  // namespace
 
-HeldMemory::HeldMemory(int ranks, int64_t every) : every_(every) {
+HeldMemory::HeldMemory(int ranks, std::string tag) : tag_(std::move(tag)) {
   if (ranks > kMostHeldRanks) return;
   for (int rank = 0; rank < ranks; ++rank) {
     HeldSlots& slots = ranks_.emplace_back();
     for (UniqueFd& slot : slots) {
-      slot = UniqueFd(::memfd_create(kHeldFile, MFD_CLOEXEC));
+      slot = UniqueFd(::memfd_create((kHeldFile + tag_).c_str(), MFD_CLOEXEC));
       if (slot.is_open()) continue;
       ranks_.clear();
       return;
@@ -32,14 +60,23 @@ HeldMemory::HeldMemory(int ranks, int64_t every) : every_(every) {
   }
 }
 
-std::string HeldMemory::text() const {
+std::string HeldMemory::place() const {
   if (ranks_.empty()) return {};
   std::ostringstream text;
-  text << every_;
+  text << kOwnWord << ' ' << tag_ << ' ' << ranks_.size();
   for (const HeldSlots& slots : ranks_) {
     for (const UniqueFd& slot : slots) text << " /proc/" << ::getpid() << "/fd/" << slot.get();
   }
   return text.str();
+}
+
+std::string HeldMemory::text(int64_t every) const {
+  return ranks_.empty() ? "" : std::to_string(every) + " " + place();
+}
+
+std::string keeper_place(const HeldKeeper& keeper) {
+  return std::string(kKeeperWord) + " " + keeper.host + " " + keeper.address + " " +
+         std::to_string(keeper.port) + " " + std::to_string(keeper.ranks);
 }
 
 OpenHeldMemory open_held_memory() {
@@ -47,13 +84,20 @@ OpenHeldMemory open_held_memory() {
   std::istringstream text(given == nullptr ? "" : given);
   OpenHeldMemory memory;
   if (!(text >> memory.every) || memory.every < 1) return {};
-  for (std::string first, second; text >> first >> second;) {
-    HeldSlots slots = {open_memory_file(first.c_str(), kHeldFile),
-                       open_memory_file(second.c_str(), kHeldFile)};
-    if (!slots[0].is_open() || !slots[1].is_open()) return {};
-    memory.ranks.push_back(std::move(slots));
+  for (std::string word; text >> word;) {
+    const bool is_read = word == kOwnWord      ? read_own(text, memory.ranks)
+                         : word == kKeeperWord ? read_keeper(text, memory)
+                                               : false;
+    if (!is_read) return {};
   }
   return memory;
+}
+
+bool is_held_memory(const std::string& place) {
+  std::istringstream text(place);
+  std::string word;
+  std::vector<HeldSlots> ranks;
+  return text >> word && word == kOwnWord && read_own(text, ranks);
 }
 
 }  // namespace zerorun

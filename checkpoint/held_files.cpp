@@ -35,7 +35,7 @@ int HeldFiles::find(const std::string& name) const {
 int HeldFiles::create(const fs::path& file, Caching /*caching*/) {
   if (find(file.filename()) >= 0) return -EEXIST;
   if (descriptor_ < 0) return -EROFS;
-  add(file.filename(), Place{.descriptor = descriptor_, .offset = rounded_up(end_, kPageBytes)});
+  add(file.filename(), Place{.slot = {.descriptor = descriptor_}, .offset = rounded_up(end_, kPageBytes)});
   return static_cast<int>(files_.size()) - 1;
 }
 
@@ -45,7 +45,7 @@ int HeldFiles::open(const fs::path& file) {
 
 int64_t HeldFiles::write(int file, std::span<const std::byte> bytes, int64_t offset) {
   Place& place = files_[static_cast<size_t>(file)].place;
-  const ssize_t written = ::pwrite(place.descriptor, bytes.data(), bytes.size(), place.offset + offset);
+  const ssize_t written = ::pwrite(place.slot.descriptor, bytes.data(), bytes.size(), place.offset + offset);
   if (written < 0) return -errno;
   place.bytes = std::max<int64_t>(place.bytes, offset + written);
   end_ = std::max(end_, place.offset + place.bytes);
@@ -56,13 +56,11 @@ int64_t HeldFiles::read(int file, std::span<std::byte> bytes, int64_t offset) {
   const auto& [name, place, content] = files_[static_cast<size_t>(file)];
   const auto count = std::min(static_cast<int64_t>(bytes.size()), place.bytes - offset);
   if (count <= 0) return 0;
-  if (place.descriptor < 0) {
+  if (place.slot.descriptor < 0 && place.slot.keeper == nullptr) {
     std::memcpy(bytes.data(), content.data() + offset, static_cast<size_t>(count));
     return count;
   }
-  const ssize_t read =
-      ::pread(place.descriptor, bytes.data(), static_cast<size_t>(count), place.offset + offset);
-  return read < 0 ? -errno : read;
+  return place.slot.read(bytes.first(static_cast<size_t>(count)), place.offset + offset);
 }
 
 int64_t HeldFiles::size(int file) {
@@ -71,7 +69,9 @@ int64_t HeldFiles::size(int file) {
 
 std::optional<std::vector<std::string>> HeldFiles::list(const fs::path& /*folder*/) {
   std::vector<std::string> names;
-  for (const Entry& entry : files_) names.push_back(entry.name);
+  for (const Entry& entry : files_) {
+    if (entry.place.slot.keeper == nullptr) names.push_back(entry.name);
+  }
   std::ranges::sort(names);
   return names;
 }

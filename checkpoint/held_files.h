@@ -1,6 +1,7 @@
 // Files of a checkpoint in memory files (memfd), one behind the other, as a FileSystem: so what writes,
 // verifies and reads checkpoints does the same with generations that are held in memory. Folders mean
-// nothing: a file is known by its name. One thread writes; any threads may read.
+// nothing: a file is known by its name. Files of other hosts are read from their keepers, and list() leaves
+// them out, as of folders that hosts do not share. One thread writes; any threads may read.
 #pragma once
 
 #include <cerrno>
@@ -13,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/held_client.h"
 #include "checkpoint/file_system.h"
 
 namespace zerorun::checkpoint {
@@ -21,7 +23,7 @@ class HeldFiles final : public FileSystem {
  public:
   /// Where a file lies.
   struct Place {
-    int descriptor = -1;  // of the memory file, which must stay open
+    HeldSlot slot = {};  // neither on this host nor with a keeper: in `content` of the file
     int64_t offset = 0;
     int64_t bytes = 0;
   };
@@ -40,6 +42,7 @@ class HeldFiles final : public FileSystem {
   int create(const std::filesystem::path& file, Caching caching) override;
   int open(const std::filesystem::path& file) override;
   int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override;
+  /// Throws CommError for a file of another host whose keeper does not answer.
   int64_t read(int file, std::span<std::byte> bytes, int64_t offset) override;
   int64_t size(int file) override;
   int sync(int /*file*/) override { return 0; }
@@ -71,7 +74,7 @@ class HeldFiles final : public FileSystem {
   struct Entry {
     std::string name;
     Place place;
-    std::string content;  // if the place has no descriptor
+    std::string content;  // if the place has no slot
   };
 
   int find(const std::string& name) const;

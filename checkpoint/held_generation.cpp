@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -50,7 +49,7 @@ json places_of(const HeldGeneration& generation) {
   return places;
 }
 
-HeldGeneration parse_description(const std::string& text, int descriptor) {
+HeldGeneration parse_description(const std::string& text, const HeldSlot& slot) {
   const json value = json::parse(text);
   HeldGeneration generation{.run = value.at("run").get<std::string>(),
                             .attempt = value.at("attempt").get<std::string>(),
@@ -59,7 +58,7 @@ HeldGeneration parse_description(const std::string& text, int descriptor) {
                             .part = value.at("part").get<std::string>(),
                             .places = {}};
   for (const auto& [name, place] : value.at("places").items())
-    generation.places[name] = {descriptor, place.at(0).get<int64_t>(), place.at(1).get<int64_t>()};
+    generation.places[name] = {slot, place.at(0).get<int64_t>(), place.at(1).get<int64_t>()};
   return generation;
 }
 
@@ -88,20 +87,18 @@ void finish_generation(int descriptor, const HeldGeneration& generation, int64_t
   write_held(descriptor, std::as_bytes(std::span(&page.mark, 1)), 0);
 }
 
-std::optional<HeldGeneration> read_generation(int descriptor) {
+std::optional<HeldGeneration> read_generation(const HeldSlot& slot) {
   FirstPage page{};
-  struct stat status {};
-  if (::fstat(descriptor, &status) != 0 || ::pread(descriptor, &page, sizeof page, 0) != sizeof page ||
-      page.mark == 0)
+  if (slot.read(std::as_writable_bytes(std::span(&page, 1)), 0) != sizeof page || page.mark == 0)
     return std::nullopt;
   const bool fits = page.mark == kWholeMark && page.text_offset >= kHeldBegin && page.text_bytes > 0 &&
-                    page.text_bytes <= kMostTextBytes && page.text_offset <= status.st_size - page.text_bytes;
+                    page.text_bytes <= kMostTextBytes;
   if (!fits) throw UserError("its first page is not what was written");
   std::string text(static_cast<size_t>(page.text_bytes), '\0');
-  const ssize_t read = ::pread(descriptor, text.data(), text.size(), page.text_offset);
+  const int64_t read = slot.read(std::as_writable_bytes(std::span(text)), page.text_offset);
   if (read != page.text_bytes || checksum_of(text_bytes_of(text)) != page.text_checksum)
     throw UserError("its description is not what was written (another checksum)");
-  return parse_description(text, descriptor);
+  return parse_description(text, slot);
 }
 
 void reserve_generation(int descriptor, int64_t bytes) {

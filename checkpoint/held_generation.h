@@ -33,8 +33,12 @@ struct HeldGeneration {
 void clear_generation(int descriptor);
 /// Completes a generation whose files lie before `end`. Throws UserError if the system has no memory for it.
 void finish_generation(int descriptor, const HeldGeneration& generation, int64_t end);
-/// Absent if the memory file has none, because it was never completed. Throws UserError if it is damaged.
-std::optional<HeldGeneration> read_generation(int descriptor);
+/// Absent if the memory file has none, because it was never completed. Throws UserError if it is damaged, and
+/// CommError if the keeper of another host does not answer.
+std::optional<HeldGeneration> read_generation(const HeldSlot& slot);
+inline std::optional<HeldGeneration> read_generation(int descriptor) {
+  return read_generation(HeldSlot{.descriptor = descriptor});
+}
 
 /// Takes memory for so many bytes in advance. Throws UserError if the system does not give it.
 void reserve_generation(int descriptor, int64_t bytes);

@@ -60,7 +60,7 @@ std::vector<Damage> verify_file(FileSystem& files, const fs::path& folder, const
       if (checksum_of(memory) != facts.checksums[static_cast<size_t>(block)])
         damages.push_back({name, block, "differs from its checksum: " + states_in(facts, block)});
     }
-  } catch (const UserError& error) {
+  } catch (const Error& error) {
     damages.push_back({name, -1, error.what()});
   }
   return damages;

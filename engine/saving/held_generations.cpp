@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -25,6 +24,7 @@
 #include "comm/agreement.h"
 #include "engine/engine_state.h"
 #include "engine/saving/checkpoint_part.h"
+#include "engine/saving/held_places.h"
 #include "engine/saving/save_checks.h"
 
 namespace zerorun {
@@ -78,6 +78,8 @@ struct HeldGenerations::Listing {
   std::vector<std::string> remarks;
 };
 
+HeldGenerations::HeldGenerations() = default;
+
 HeldGenerations::~HeldGenerations() {
   if (!home_.is_current()) return;
   if (position_) position_->when_advanced({});
@@ -87,23 +89,15 @@ HeldGenerations::~HeldGenerations() {
 }
 
 void HeldGenerations::open(const EngineState& state) {
-  if (memory_) return;
-  memory_ = open_held_memory();
-  const Communicator& ranks = state.mesh.world();
-  if (std::ssize(memory_->ranks) == ranks.world_size())
-    own_ = &memory_->ranks[static_cast<size_t>(ranks.rank())];
+  if (places_) return;
+  places_ = std::make_unique<HeldPlaces>(state.mesh.world());
+  own_ = places_->own();
 }
 
 // A line for each generation; empty if the launcher holds none. Damage and why none is taken are remarks.
 std::string HeldGenerations::list_own(const std::string& refusal) const {
-  if (memory_->ranks.empty()) {
-    if (std::getenv(kHeldMemoryVariable) == nullptr) return {};
-    return kRemark + std::string("the launcher's memory (--hold_every) cannot be opened: none is taken\n");
-  }
-  if (own_ == nullptr) {
-    return kRemark + ("the launcher has memory for " + std::to_string(memory_->ranks.size()) +
-                      " ranks, and the job has another number: none is taken\n");
-  }
+  if (!places_->is_named()) return {};
+  if (own_ == nullptr) return kRemark + places_->problem() + ": none is taken\n";
   if (!refusal.empty()) return kRemark + refusal + ": none is taken\n";
   std::string list = "\n";
   for (const UniqueFd& slot : *own_) {
@@ -142,38 +136,14 @@ std::vector<HeldGenerations::Found> HeldGenerations::find(EngineState& state, co
       found.push_back({.attempt = name.attempt,
                        .step = name.step,
                        .tag = checkpoint::kStepTag + std::to_string(name.step),
-                       .files = files_of(name)});
+                       .files = places_->files_of(run_, name.attempt, name.step)});
   }
   std::ranges::sort(found, std::ranges::greater(), &Found::step);
   return found;
 }
 
-// The files of a generation of all ranks, with a manifest. If that cannot be made, there is none, as in a
-// damaged checkpoint.
-std::unique_ptr<checkpoint::HeldFiles> HeldGenerations::files_of(const Name& name) const {
-  auto files = std::make_unique<checkpoint::HeldFiles>();
-  try {
-    checkpoint::Manifest manifest;
-    for (const HeldSlots& slots : memory_->ranks) {
-      for (const UniqueFd& slot : slots) {
-        const auto generation = checkpoint::read_generation(slot.get());
-        if (!generation || generation->run != run_ ||
-            name != Name{.attempt = generation->attempt, .step = generation->step})
-          continue;
-        if (!generation->manifest.empty()) {
-          manifest = checkpoint::parse_manifest(generation->manifest, kHeldFolder);
-          manifest.numbers.clear();
-        }
-        checkpoint::add_part(manifest, generation->part, kHeldFolder);
-        for (const auto& [file, place] : generation->places) files->add(file, place);
-        break;
-      }
-    }
-    files->add(checkpoint::kManifestName, checkpoint::to_json(manifest));
-  } catch (const std::exception& error) {
-    log_warning(std::string("a generation in memory cannot be read: ") + error.what());
-  }
-  return files;
+checkpoint::VerifiedPart HeldGenerations::part_to_verify() const {
+  return places_->part_to_verify();
 }
 
 // Why this engine's state is not held; empty if it is.
@@ -211,22 +181,27 @@ int64_t HeldGenerations::bytes_of_slot(EngineState& state) const {
 // So that a lack of memory is found before the first step. The system gives memory files more than there is,
 // and kills a process when it is used. `bytes`: of a generation, of each rank.
 void HeldGenerations::check_fits(const std::vector<int64_t>& bytes) const {
-  int64_t wanted = 0;
-  for (const int64_t each : bytes) wanted += 2 * each;
+  int64_t wanted = 0, ranks = 0;
+  for (size_t rank = 0; rank < bytes.size(); ++rank) {
+    if (!places_->is_here(static_cast<int>(rank))) continue;
+    wanted += 2 * bytes[rank];
+    ++ranks;
+  }
   for (const UniqueFd& slot : *own_) {
     struct stat status {};
     if (::fstat(slot.get(), &status) == 0)
-      wanted -= 512 * int64_t{status.st_blocks} * std::ssize(bytes);  // there already
+      wanted -= 512 * int64_t{status.st_blocks} * ranks;  // there already
   }
   const int64_t available = available_memory();
   if (wanted <= available) return;
-  throw UserError("two generations of all ranks take " + std::to_string(wanted >> 20) + " MiB, and " +
-                  std::to_string(available >> 20) + " MiB are available");
+  throw UserError("two generations of all ranks of its host take " + std::to_string(wanted >> 20) +
+                  " MiB, and " + std::to_string(available >> 20) + " MiB are available");
 }
 
 void HeldGenerations::start(EngineState& state, const Found* restored, const std::string& refusal,
                             std::function<std::string()> client_state) {
   if (!has_memory_) return;
+  places_->disconnect();
   client_state_ = std::move(client_state);
   Communicator& ranks = state.mesh.world();
   std::string own_reason = refusal.empty() ? why_not(state) : refusal;
@@ -322,7 +297,7 @@ void HeldGenerations::stop(const std::string& reason) {
 }
 
 void HeldGenerations::end_step(EngineState& state) {
-  if (!holds_ || state.progress.counts().global % memory_->every != 0) return;
+  if (!holds_ || state.progress.counts().global % places_->every() != 0) return;
   is_due_ = true;
   if (!state.data) hold(state);
 }

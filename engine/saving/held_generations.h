@@ -14,6 +14,7 @@
 // published.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -23,18 +24,19 @@
 #include <string>
 #include <vector>
 
-#include "base/held_memory.h"
 #include "base/process.h"
-#include "checkpoint/held_generation.h"
+#include "base/unique_fd.h"
 #include "engine/data_position.h"
 #include "engine/options.h"
 
 namespace zerorun {
 
 struct EngineState;
-
-/// The folder's name of a generation: the path of what load_newest() restores begins with it.
-inline constexpr const char* kHeldFolder = "memory";
+class HeldPlaces;
+namespace checkpoint {
+class HeldFiles;
+struct VerifiedPart;
+}  // namespace checkpoint
 
 class HeldGenerations {
  public:
@@ -46,7 +48,7 @@ class HeldGenerations {
     std::unique_ptr<checkpoint::HeldFiles> files;
   };
 
-  HeldGenerations() = default;
+  HeldGenerations();
   ~HeldGenerations();
   HeldGenerations(const HeldGenerations&) = delete;
   HeldGenerations& operator=(const HeldGenerations&) = delete;
@@ -57,6 +59,8 @@ class HeldGenerations {
                           const std::string& refusal);
   /// Whether find() has found that ranks have memory for generations. The same on all ranks.
   bool has_memory() const { return has_memory_; }
+  /// Which files of a generation this rank verifies. Only after find() has found one.
+  checkpoint::VerifiedPart part_to_verify() const;
   /// Holds generations from now on, beside the one that has been restored; if none has, those that are there
   /// are dropped. `refusal`: why this run may hold none; or empty. `client_state`: RestoreOptions's. A
   /// collective.
@@ -89,7 +93,6 @@ class HeldGenerations {
 
   void open(const EngineState& state);
   std::string list_own(const std::string& refusal) const;
-  std::unique_ptr<checkpoint::HeldFiles> files_of(const Name& name) const;
   std::string why_not(EngineState& state) const;
   CheckpointOptions program_state() const;
   int64_t bytes_of_slot(EngineState& state) const;
@@ -102,8 +105,8 @@ class HeldGenerations {
   void log_cost(std::chrono::duration<double> time, int64_t bytes) const;
 
   HomeProcess home_;
-  std::optional<OpenHeldMemory> memory_;  // absent: not looked for yet
-  HeldSlots* own_ = nullptr;              // this rank's in `memory_`; null: it has none of this job's
+  std::unique_ptr<HeldPlaces> places_;      // null: not looked for yet
+  std::array<UniqueFd, 2>* own_ = nullptr;  // this rank's; null: it has none of this job's
   bool has_memory_ = false;
   std::string run_;                            // HeldGeneration::run and ...
   std::string attempt_;                        // ... HeldGeneration::attempt of what is held from now on

@@ -17,6 +17,7 @@
 #include "comm/agreement.h"
 #include "engine/saving/checkpoints.h"
 #include "engine/saving/held_generations.h"
+#include "engine/saving/held_places.h"
 #include "engine/saving/restart_items.h"
 
 namespace zerorun {
@@ -36,13 +37,17 @@ std::string describe(const fs::path& folder, const checkpoint::Damage& damage) {
          (damage.block < 0 ? "" : "MiB " + std::to_string(damage.block) + " ") + damage.what;
 }
 
-Findings verify(EngineState& state, const fs::path& folder, checkpoint::FileSystem& files) {
-  // Ranks of a host without a folder in common with other hosts read all files that they have.
+// Of a checkpoint on disk. Ranks of a host without a folder in common with other hosts read all files that
+// they have.
+checkpoint::VerifiedPart part_on_disk(const EngineState& state) {
   const bool has_own = state.config.node_local_checkpoints;
   const Communicator& ranks = state.mesh.world();
-  const checkpoint::VerifiedPart part{.first = has_own ? 0 : ranks.rank(),
-                                      .every = has_own ? 1 : ranks.world_size(),
-                                      .may_be_missing = has_own};
+  return {.first = has_own ? 0 : ranks.rank(),
+          .every = has_own ? 1 : ranks.world_size(),
+          .may_be_missing = has_own};
+}
+
+Findings verify(const checkpoint::VerifiedPart& part, const fs::path& folder, checkpoint::FileSystem& files) {
   try {
     const checkpoint::Verification found = checkpoint::verify_checkpoint(files, folder, part);
     if (!found.passed()) return {describe(folder, found.damages.front())};
@@ -53,11 +58,10 @@ Findings verify(EngineState& state, const fs::path& folder, checkpoint::FileSyst
 }
 
 // Says which rank finds the tag damaged, and why; empty if all ranks find it whole. The same on all ranks.
-std::string damage_of(EngineState& state, const fs::path& folder, checkpoint::FileSystem& files,
-                      const std::string& label) {
-  Communicator& communicator = state.mesh.world();
+std::string damage_of(Communicator& communicator, const checkpoint::VerifiedPart& part,
+                      const fs::path& folder, checkpoint::FileSystem& files, const std::string& label) {
   Findings own;
-  on_all_ranks(communicator, label, [&] { own = verify(state, folder, files); });
+  on_all_ranks(communicator, label, [&] { own = verify(part, folder, files); });
   const std::vector<std::string> damages = exchange_texts(own.damage, communicator, label);
   const std::vector<std::string> manifests = exchange_texts(own.manifest_checksum, communicator, label);
   for (int rank = 0; rank < communicator.world_size(); ++rank) {
@@ -196,7 +200,8 @@ std::optional<RestoredCheckpoint> load_newest(EngineState& state, const fs::path
       if (communicator.rank() == 0) log_warning("a checkpoint is passed over: " + damage);
       continue;
     }
-    damage = damage_of(state, folder, *one.files, label);
+    damage = damage_of(communicator, one.held ? generations.part_to_verify() : part_on_disk(state), folder,
+                       *one.files, label);
     if (damage.empty()) {
       RestoredCheckpoint restored = load_checkpoint(state, one.directory, one.tag, options, *one.files);
       log_choice(state, one);

@@ -20,6 +20,7 @@
 #include "launcher/commands/report_command.h"
 #include "launcher/hosts/agent.h"
 #include "launcher/hosts/gpu_question.h"
+#include "launcher/hosts/keeper.h"
 #include "launcher/hosts/launch.h"
 #include "launcher/hosts/launch_options.h"
 
@@ -60,6 +61,7 @@ int main(int argc, char** argv) {
   try {
     if (launcher::is_gpu_question(argc, argv)) return flushed(launcher::run_gpu_question(argc, argv));
     if (launcher::is_agent_command(argc, argv)) return launcher::run_agent_command(argc, argv);
+    if (launcher::is_keeper_command(argc, argv)) return launcher::run_keeper_command(argc, argv);
     const std::string_view name = argc > 1 ? argv[1] : "";
     if (name == "plan") launcher::run_plan_command(argc, argv);
     for (const Command& command : kCommands) {

@@ -21,6 +21,7 @@
 #include "launcher/hosts/gpu_question.h"
 #include "launcher/hosts/handshake.h"
 #include "launcher/hosts/job_placement.h"
+#include "launcher/hosts/keeper.h"
 #include "launcher/hosts/node_job.h"
 #include "launcher/machine.h"
 #include "launcher/rank_labels.h"
@@ -99,8 +100,9 @@ NodeResult run_ranks(AgentLink& link, const NodeOrder& order, JobOutput* console
     listening = open_port(order);
     link.send(FrameType::port, encode(MeetingPoint{"", listening.port}));
   }
-  const auto point =
+  auto point =
       decode<MeetingPoint>(link.wait_for(FrameType::start, deadline, "the address where ranks meet"));
+  if (order.keeper.port == 0) point.held_memory.clear();  // not meant for a launcher that joins
   JobPlan plan = plan_node(order, point, machine, std::move(listening.fd));
 
   plan.reports_failure = console != nullptr;
@@ -171,16 +173,20 @@ int run_agent_command(int argc, char** argv) {
   const int node = argc == 5 ? number_of(argv[4]) : number_by_starter();
   const std::string slurm_name = variable("SLURMD_NODENAME");
   const auto deadline = Clock::now() + kAgentPatience;
-  AgentLink link(FrameSocket(connect_to_launcher(launcher_addresses(argv[2]), number_of(argv[3]), ticket,
-                                                 deadline, is_output_read)));
+  const std::vector<std::string> addresses = launcher_addresses(argv[2]);
+  AgentLink link(
+      FrameSocket(connect_to_launcher(addresses, number_of(argv[3]), ticket, deadline, is_output_read)));
   link.send(FrameType::hello,
             encode(AgentHello{ZERORUN_VERSION, node, slurm_name.empty() ? this_hostname() : slurm_name, ""}));
   // No deadline here: after --timeout the launcher gives up and closes the connection.
   const auto no_deadline = Clock::time_point::max();
   const auto order =
       decode<NodeOrder>(link.wait_for(FrameType::order, no_deadline, "the order for this host"));
-  const NodeResult result =
-      or_trouble(link, nullptr, [&] { return run_ranks(link, order, nullptr, no_deadline, argc, argv); });
+  const NodeResult result = or_trouble(link, nullptr, [&] {
+    if (order.keeper.port > 0)
+      link.send(FrameType::keeper, provide_keeper(order, addresses, [&] { link.keep_alive(); }));
+    return run_ranks(link, order, nullptr, no_deadline, argc, argv);
+  });
   link.finish(result);
   // Returns 0 even if ranks failed, because the launcher has the result, and 1 only if the launcher is lost.
   // After an exit code other than 0 mpirun would end the agents of other hosts.

@@ -9,6 +9,7 @@
 #include "launcher/heartbeat.h"
 #include "launcher/hosts/agent.h"
 #include "launcher/hosts/job_placement.h"
+#include "launcher/hosts/keeper.h"
 #include "launcher/job_control.h"
 #include "launcher/rank_labels.h"
 #include "launcher/rank_status.h"
@@ -18,10 +19,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// An agent waits for less until its host's keeper of memory has connected.
+constexpr milliseconds kKeepersPatience(30'000);
+
 }  // namespace
 
-Cluster::Cluster(ClusterPlan plan, Console& console, Signals& signals, const Guardian& guardian)
+Cluster::Cluster(ClusterPlan plan, HostKeepers* keepers, Console& console, Signals& signals,
+                 const Guardian& guardian)
     : plan_(std::move(plan)),
+      keepers_(keepers),
       placement_(plan_.order.nodes),
       ticket_(plan_.ticket),
       console_(console),
@@ -75,10 +81,12 @@ void Cluster::wait_for_something() {
     if (agent.socket) agent.socket->append_poll_entry(entries);
   }
   console_.append_poll_entries(entries);
+  if (keepers_ != nullptr) keepers_->append_poll_entries(entries);
   const milliseconds timeout = phase_ == Phase::running ? kControlTick : kTick;
   ::poll(entries.data(), entries.size(), static_cast<int>(timeout.count()));
 
   starters_.read(entries, 0);
+  if (keepers_ != nullptr) keepers_->service();
   for (NewAgent& agent : listener_.service()) greet(std::move(agent));
   look_for_missing_host();
   service_agents();
@@ -131,6 +139,7 @@ void Cluster::greet(NewAgent agent) {
   NodeOrder order = plan_.order;
   order.node = node;
   if (node == 0) order.port = plan_.listening_is_meeting_point ? listener_.port() : plan_.master_port;
+  if (keepers_ != nullptr) order.keeper = keepers_->order_for(node);
   socket.send(FrameType::order, encode(order));
   agents_[node] = {AgentState::connected, std::move(socket), address};
 }
@@ -202,7 +211,10 @@ void Cluster::handle(int node, const Frame& frame) {
       break;
     }
     case FrameType::port:
-      if (phase_ == Phase::opening && node == 0) start_ranks(decode<MeetingPoint>(frame.payload).port);
+      if (node == 0) meeting_port_ = decode<MeetingPoint>(frame.payload).port;
+      break;
+    case FrameType::keeper:
+      agent.keeper = frame.payload;
       break;
     case FrameType::over: {
       const auto result = decode<NodeResult>(frame.payload);
@@ -235,7 +247,12 @@ void Cluster::start_ranks(int port) {
   console_.information(count(ranks, "rank") + (ranks == 1 ? " starts on " : " start on ") +
                        count(agents_.size(), "host") + (ranks == 1 ? ", at " : ", and meet at ") + address +
                        ":" + std::to_string(port));
-  send_to_all(FrameType::start, encode(MeetingPoint{address, port}));
+  if (keepers_ != nullptr) keepers_->tell_token(plan_.order.token);
+  for (int node = 0; node < static_cast<int>(agents_.size()); ++node) {
+    const std::string held = keepers_ != nullptr ? keepers_->text_for(node) : "";
+    if (agents_[node].socket)
+      agents_[node].socket->send(FrameType::start, encode(MeetingPoint{address, port, held}));
+  }
   times_.began = Clock::now();
   if (plan_.describe_start) console_.notice(plan_.describe_start());
 }
@@ -255,6 +272,7 @@ void Cluster::enter_phase_that_is_due() {
   const bool late = Clock::now() >= deadline_;
   if (phase_ == Phase::starting && all_connected()) {
     phase_ = Phase::opening;
+    deadline_ = Clock::now() + kKeepersPatience;
     // Rank 0 may take over the listening socket. So the launcher stops accepting: new connections are for
     // rank 0.
     listener_.close();
@@ -266,6 +284,14 @@ void Cluster::enter_phase_that_is_due() {
           .end = "did not connect",
           .report = {"no agent of " + missing_hosts() + " has connected in time (--timeout)" + strangers()}}},
         milliseconds(0));
+  } else if (phase_ == Phase::opening && meeting_port_ && all_keepers_ready()) {
+    start_ranks(*meeting_port_);
+  } else if (phase_ == Phase::opening && meeting_port_ && late) {
+    fail({{.name = "the job",
+           .end = "could not start",
+           .report = {"the memory of --hold_every is not ready on all hosts: a keeper (zerorun " +
+                      std::string(kKeeperCommand) + ") has ended or does not answer"}}},
+         milliseconds(0));
   } else if (phase_ == Phase::running && all_over()) {
     phase_ = Phase::over;
   } else if (phase_ == Phase::ending && (all_over() || late)) {
@@ -284,6 +310,15 @@ void Cluster::send_to_all(FrameType type, const std::string& payload) {
   for (Agent& agent : agents_) {
     if (agent.socket) agent.socket->send(type, payload);
   }
+}
+
+bool Cluster::all_keepers_ready() const {
+  if (keepers_ == nullptr) return true;
+  for (int node = 0; node < static_cast<int>(agents_.size()); ++node) {
+    const std::optional<std::string>& tag = agents_[node].keeper;
+    if (!tag || !keepers_->is_ready(node, *tag)) return false;
+  }
+  return true;
 }
 
 bool Cluster::all_connected() const {

@@ -20,6 +20,7 @@
 #include "launcher/guardian.h"
 #include "launcher/hosts/agent_listener.h"
 #include "launcher/hosts/frame_socket.h"
+#include "launcher/hosts/host_keepers.h"
 #include "launcher/hosts/node_order.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/hosts/starter_processes.h"
@@ -47,7 +48,9 @@ struct ClusterPlan {
 
 class Cluster {
  public:
-  Cluster(ClusterPlan plan, Console& console, Signals& signals, const Guardian& guardian);
+  /// `keepers`: of the same hosts; null: nothing is held in memory.
+  Cluster(ClusterPlan plan, HostKeepers* keepers, Console& console, Signals& signals,
+          const Guardian& guardian);
   /// Kills the started processes that an exception has left running.
   ~Cluster();
   Cluster(const Cluster&) = delete;
@@ -79,8 +82,9 @@ class Cluster {
   struct Agent {
     AgentState state = AgentState::awaited;
     std::optional<FrameSocket> socket;
-    std::string address;  // as this host sees it
-    size_t untaken = 0;   // bytes of its output that this launcher has not confirmed yet
+    std::string address;                     // as this host sees it
+    size_t untaken = 0;                      // bytes of its output that this launcher has not confirmed yet
+    std::optional<std::string> keeper = {};  // the tag of its host's, once it is there (HostKeepers)
   };
   /// The first thing that went wrong.
   struct Failure {
@@ -94,6 +98,7 @@ class Cluster {
   void greet(NewAgent agent);
   int node_of(const AgentHello& hello, std::string& refusal) const;
   void handle(int node, const Frame& frame);
+  bool all_keepers_ready() const;
   void start_ranks(int port);
   void enter_phase_that_is_due();
   void send_to_all(FrameType type, const std::string& payload);
@@ -120,10 +125,12 @@ class Cluster {
   std::string reachable_address_of_node_0() const;
   std::vector<int> awaited() const;
   std::string missing_hosts() const;
+  std::vector<pid_t> orphans() const;
   /// What to add to an error if connections without the ticket came; else empty.
   std::string strangers() const;
 
   ClusterPlan plan_;
+  HostKeepers* keepers_;
   Placement placement_;
   Seal ticket_;
   Console& console_;
@@ -132,7 +139,8 @@ class Cluster {
   StarterProcesses starters_;
   std::vector<Agent> agents_;  // by node
   Phase phase_ = Phase::starting;
-  Clock::time_point deadline_;  // of the phases starting and ending
+  Clock::time_point deadline_;       // of the phases; running has none
+  std::optional<int> meeting_port_;  // where the ranks meet, once it is open
   std::optional<Failure> failure_;
   std::vector<std::string> stopped_;  // reports about stopped ranks
   std::optional<int> interrupted_by_;

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "launcher/hosts/dry_run.h"
+#include "launcher/hosts/host_keepers.h"
 #include "launcher/rank_labels.h"
 
 namespace zerorun::launcher {
@@ -135,10 +137,18 @@ int run_attempts(const LaunchOptions& options, const MakePlan& make_plan, int ar
       console.notice(shell_line(command.arguments, plan.ticket));
   }
   Attempts attempts(options, plan.order.nodes, console);
+  std::optional<HostKeepers> keepers;  // over all attempts
+  if (options.max_restarts > 0 && options.hold_every > 0)
+    keepers.emplace(plan.order.nodes, options.hold_every, console);
   while (true) {
+    const bool is_whole = attempts.left_out().empty();
+    if (keepers && !is_whole) {
+      keepers->end();
+      console.notice("--hold_every: nothing is held in memory while hosts are left out");
+    }
     plan.version = ZERORUN_VERSION;
     attempts.watch(plan);
-    Cluster attempt(std::move(plan), console, signals, guardian);
+    Cluster attempt(std::move(plan), keepers && is_whole ? &*keepers : nullptr, console, signals, guardian);
     const int code = attempt.run();
     if (!attempts.goes_on_after(attempt)) return code;
     plan = make_plan(attempts.restarts(), attempts.left_out());

@@ -183,7 +183,7 @@ void Cluster::let_judge() {
   times_.ended = Clock::now();
   if (!failure_ || !plan_.judge || is_unwanted_ || !has_started_ranks()) return;
   failure_->attempt.times = times_;
-  failure_->attempt.has_survivors = has_survivors_ || !starters_.orphans().empty();
+  failure_->attempt.has_survivors = has_survivors_ || !orphans().empty();
   for (const std::string& line : plan_.judge(failure_->attempt)) console_.notice(line);
 }
 
@@ -191,10 +191,12 @@ bool Cluster::wait_until(Clock::time_point end) {
   while (!is_unwanted_ && !console_.is_gone() && Clock::now() < end) {
     std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}};
     console_.append_poll_entries(entries);
+    if (keepers_ != nullptr) keepers_->append_poll_entries(entries);
     const auto left = std::chrono::ceil<milliseconds>(end - Clock::now());
     ::poll(entries.data(), entries.size(),
            static_cast<int>(std::clamp(left, milliseconds(0), kTick).count()));
     console_.write_some();
+    if (keepers_ != nullptr) keepers_->service();
     handle_signals();
   }
   return !is_unwanted_ && !console_.is_gone();
@@ -209,12 +211,17 @@ void Cluster::wait_for_starters(milliseconds patience) {
   }
 }
 
+std::vector<pid_t> Cluster::orphans() const {
+  const bool has_keeper = keepers_ != nullptr && plan_.own_node;
+  return starters_.orphans(has_keeper ? keepers_->pid_of(*plan_.own_node) : std::nullopt);
+}
+
 // If the agent of this host was killed, its orphans have become orphans of this process.
 void Cluster::end_orphans() {
   for (const int signal : {SIGTERM, SIGKILL}) {
     const Clock::time_point end = Clock::now() + kAgentKillPatience;
     std::set<pid_t> signalled;
-    for (std::vector<pid_t> left = starters_.orphans(); Clock::now() < end; left = starters_.orphans()) {
+    for (std::vector<pid_t> left = orphans(); Clock::now() < end; left = orphans()) {
       if (left.empty()) return;
       for (const pid_t orphan : left) {
         if (signalled.insert(orphan).second) ::kill(orphan, signal);

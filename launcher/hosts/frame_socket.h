@@ -1,5 +1,5 @@
-// A TCP connection that carries frames (a type and a payload) between the launcher and an agent, without
-// blocking. Owned by one of the two ends; one thread.
+// A TCP connection that carries frames (a type and a payload) between the launcher and an agent or a keeper
+// (keeper.h), without blocking. Owned by one of the two ends; one thread.
 #pragma once
 
 #include <poll.h>
@@ -17,7 +17,7 @@ namespace zerorun::launcher {
 
 enum class FrameType : uint8_t {
   hello,       // agent: which node it is
-  refusal,     // launcher: why it does not take the agent
+  refusal,     // launcher: why it does not take the agent, or the keeper
   order,       // launcher: what to run (NodeOrder)
   open,        // launcher: all agents have connected; node 0 opens the port where the ranks meet
   port,        // agent of node 0: the port where the ranks meet
@@ -29,8 +29,10 @@ enum class FrameType : uint8_t {
   failure,     // agent: its first rank that failed
   stopped,     // agent: a rank that a signal or a debugger has stopped
   trouble,     // agent: why it cannot start its ranks
-  end,         // launcher: end the ranks
+  end,         // launcher: end the ranks, or the keeper
   over,        // agent: all ranks have ended
+  keeper,      // agent: the tag of its host's keeper; keeper: what it holds
+  token,       // launcher: whom a keeper lets read from now on
   heartbeat,   // both, every kHeartbeat
 };
 

@@ -1,94 +1,27 @@
 #include "launcher/hosts/handshake.h"
 
-#include <fcntl.h>
 #include <netdb.h>
-#include <poll.h>
-#include <sys/random.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "base/hexadecimal.h"
+#include "base/sockets.h"
 
 namespace zerorun::launcher {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::string_view kGreeting = "zerorun agent 1\n";
-constexpr size_t kNumber = 16;
-constexpr size_t kCode = sizeof(uint64_t);
-constexpr std::chrono::seconds kPatience(5);  // for one greeting
+constexpr GreetingWords kAgentWords = {"zerorun agent 1\n", "launcher", "agent"};
+constexpr size_t kTokenBytes = 16;
 constexpr std::chrono::milliseconds kRetry(200);
 constexpr std::chrono::seconds kQuietWait(5);  // an attempt may take as long
-
-std::string random_number() {
-  std::string bytes(kNumber, '\0');
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    throw Error(std::string("the system gives no random numbers: ") + std::strerror(errno));
-  }
-  return bytes;
-}
-
-std::string code(const Seal& ticket, std::string_view role, const std::string& numbers) {
-  const std::vector<uint8_t> bytes = ticket.close(std::string(role) + numbers, "");
-  return {bytes.begin(), bytes.end()};
-}
-
-// The agent waits in blocking calls like this one, because it has nothing else to do.
-
-bool wait_for(int fd, short events, Clock::time_point deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  pollfd entry = {fd, events, 0};
-  return left > 0 && ::poll(&entry, 1, static_cast<int>(left)) == 1;
-}
-
-bool send_all(int fd, std::string_view bytes) {
-  return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
-}
-
-std::optional<std::string> receive(int fd, size_t size, Clock::time_point deadline) {
-  std::string bytes(size, '\0');
-  for (size_t done = 0; done < size;) {
-    if (!wait_for(fd, POLLIN, deadline)) return std::nullopt;
-    const ssize_t more = ::recv(fd, bytes.data() + done, size - done, 0);
-    if (more < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (more <= 0) return std::nullopt;
-    done += more;
-  }
-  return bytes;
-}
-
-// Returns 0, or the error.
-int connect_to(UniqueFd& fd, const addrinfo& address, Clock::time_point deadline) {
-  fd = UniqueFd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.is_open()) return errno;
-  if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) return 0;
-  if (errno != EINPROGRESS) return errno;
-  if (!wait_for(fd.get(), POLLOUT, deadline)) return ETIMEDOUT;
-  int error = 0;
-  socklen_t size = sizeof error;
-  ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-  return error;
-}
-
-bool greet(int fd, const Seal& ticket, Clock::time_point deadline) {
-  const std::string own = random_number();
-  if (!send_all(fd, std::string(kGreeting) + own)) return false;
-  const std::optional<std::string> answer = receive(fd, kNumber + kCode, deadline);
-  if (!answer) return false;
-  const std::string numbers = own + answer->substr(0, kNumber);
-  if (answer->substr(kNumber) != code(ticket, "launcher", numbers)) return false;
-  return send_all(fd, code(ticket, "agent", numbers));
-}
 
 // What is at an address instead of the launcher. The later ones say more.
 enum class Found { no_name, no_way, no_listener, stranger };
@@ -109,10 +42,11 @@ Attempt try_address(const std::string& name, int port, const Seal& ticket) {
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(addresses, freeaddrinfo);
   Attempt attempt;
   for (const addrinfo* one = addresses; one != nullptr; one = one->ai_next) {
-    const Clock::time_point deadline = Clock::now() + kPatience;
+    const Clock::time_point deadline = Clock::now() + kGreetingPatience;
     UniqueFd fd;
-    const int error = connect_to(fd, *one, deadline);
-    if (error == 0 && greet(fd.get(), ticket, deadline)) return {std::move(fd), {}, Found::stranger};
+    const int error = connect_socket(fd, *one, deadline);
+    if (error == 0 && greet(fd.get(), ticket, kAgentWords, deadline))
+      return {std::move(fd), {}, Found::stranger};
     const Found found = error == 0              ? Found::stranger
                         : error == ECONNREFUSED ? Found::no_listener
                                                 : Found::no_way;
@@ -143,43 +77,11 @@ const char* remedy_for(Found found) {
 }  // namespace
 
 std::string random_token() {
-  return in_hexadecimal(random_number());
+  return in_hexadecimal(random_bytes(kTokenBytes));
 }
 
 AgentGreeting::AgentGreeting(UniqueFd fd, const Seal& ticket)
-    : fd_(std::move(fd)), ticket_(ticket), deadline_(Clock::now() + kPatience) {
-  ::fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
-}
-
-bool AgentGreeting::service() {
-  if (Clock::now() >= deadline_) return false;
-  // Reads no more than this stage needs: frames may follow the code at once, and FrameSocket reads them.
-  const size_t wanted = stage_ == Stage::greeting ? kGreeting.size() + kNumber : kCode;
-  std::array<char, 64> buffer;
-  const ssize_t size = ::recv(fd_.get(), buffer.data(), wanted - incoming_.size(), 0);
-  if (size < 0) return errno == EAGAIN || errno == EINTR;
-  if (size == 0) return false;
-  incoming_.append(buffer.data(), size);
-  if (!kGreeting.starts_with(incoming_.substr(0, kGreeting.size())) && stage_ == Stage::greeting)
-    return false;
-  if (incoming_.size() < wanted) return true;
-  if (stage_ == Stage::greeting) return answer_greeting();
-  const bool known = incoming_ == code(ticket_, "agent", numbers_);
-  if (known) stage_ = Stage::done;
-  return known;
-}
-
-bool AgentGreeting::answer_greeting() {
-  const std::string own = random_number();
-  numbers_ = incoming_.substr(kGreeting.size()) + own;
-  incoming_.clear();
-  stage_ = Stage::code;
-  return send_all(fd_.get(), own + code(ticket_, "launcher", numbers_));
-}
-
-UniqueFd AgentGreeting::take() {
-  return std::move(fd_);
-}
+    : Greeting(std::move(fd), ticket, kAgentWords) {}
 
 UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port, const Seal& ticket,
                              Clock::time_point deadline, const std::function<bool()>& is_wanted,

@@ -57,10 +57,14 @@ void check_restarts(const LaunchOptions& options, Part part, int nodes) {
         "the ranks of launchers that join (--node_rank, --rdzv_endpoint) are not started again: leave it out "
         "and let the batch system start the job again, or give one launcher all hosts (--hostfile)");
   }
-  if (options.hold_every > 0 && part != Part::alone) {
+  const bool by_ssh =
+      part == Part::starts && (options.starter == Starter::ssh || options.starter == Starter::pdsh);
+  if (options.hold_every > 0 && part != Part::alone && !by_ssh) {
     refuse("--hold_every", options.hold_every,
-           "only a job on this host alone goes on from memory: leave it out, and ranks go on from the newest "
-           "checkpoint");
+           part == Part::starts
+               ? "a step of mpirun or srun ends with all of its processes, also those that hold the memory: "
+                 "give --launcher ssh or pdsh, or leave it out, and ranks go on from the newest checkpoint"
+               : "only hosts whose agents this launcher starts (--hostfile) go on from memory: leave it out");
   }
   if (options.min_nodes > 0 && (part != Part::starts || options.starter != Starter::ssh)) {
     refuse("--min_nodes", options.min_nodes,

@@ -1,6 +1,7 @@
 // How the launcher of this host takes part in the job.
 #pragma once
 
+#include "launcher/hosts/host_name.h"
 #include "launcher/hosts/job_placement.h"
 #include "launcher/hosts/launch_options.h"
 

@@ -18,7 +18,9 @@
 
 #include "base/error.h"
 #include "base/held_memory.h"
+#include "base/hexadecimal.h"
 #include "base/listening.h"
+#include "base/random_bits.h"
 #include "base/route.h"
 #include "base/unique_fd.h"
 #include "launcher/console.h"
@@ -113,12 +115,13 @@ void add_surroundings(NodeOrder& order) {
 }
 
 // The plan of the next attempt to run the job. It has a port, a secret, boards and log files of its own, so
-// that no process of an earlier one can join. `claim`: keeps other jobs from the port while it is open.
+// that no process of an earlier one can join. `held`: the text of HeldMemory. `claim`: keeps other jobs from
+// the port while it is open.
 JobPlan plan_attempt(const LaunchOptions& options, NodeOrder& order, const ThisMachine& machine,
-                     UniqueFd& claim) {
+                     const std::string& held, UniqueFd& claim) {
   claim.reset();  // the user may have chosen the port
   MeetingPoint point{options.master_addr.empty() ? kThisHost : options.master_addr,
-                     options.master_port.value_or(0)};
+                     options.master_port.value_or(0), held};
   ListeningSocket listening = open_meeting_point(point.address, point.port, true);
   claim = std::move(listening.claim);
   point.port = listening.port;
@@ -128,14 +131,15 @@ JobPlan plan_attempt(const LaunchOptions& options, NodeOrder& order, const ThisM
 
 int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** argv) {
   HeldMemory held;  // stays over all attempts
-  if (options.max_restarts > 0 && options.hold_every > 0) {
-    held = HeldMemory(static_cast<int>(std::ssize(order.nodes[order.node].slots)), options.hold_every);
-    order.held_memory = held.text();
-  }
+  const bool holds = options.max_restarts > 0 && options.hold_every > 0;
+  if (holds)
+    held = HeldMemory(static_cast<int>(std::ssize(order.nodes[order.node].slots)),
+                      in_hexadecimal(random_bits()));
+  const std::string held_text = held.text(options.hold_every);
   const ThisMachine machine = inspect_machine(options.device);
   const int usable_gpus = check_gpus(order, machine, inherited_by_ranks(order));
   UniqueFd claim;
-  JobPlan plan = plan_attempt(options, order, machine, claim);
+  JobPlan plan = plan_attempt(options, order, machine, held_text, claim);
   const int ranks = static_cast<int>(plan.environments.size());
 
   // Orphans of ranks become children of the launcher, not of process 1. The launcher ends and reaps them,
@@ -145,7 +149,7 @@ int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** ar
   Guardian guardian(argc, argv);
   Console console(rank_labels(order.nodes), options.quiet);
   console.information(machine_line(options, usable_gpus, ranks));
-  if (options.max_restarts > 0 && options.hold_every > 0 && order.held_memory.empty())
+  if (holds && held_text.empty())
     console.notice("--hold_every has no effect: the system has no memory files for so many ranks");
   Restarts restarts(options.max_restarts);
   while (true) {
@@ -157,7 +161,7 @@ int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** ar
       if (!restarts.take_due() || job.is_unwanted()) return code;
     }
     order.logs.attempt = restarts.count();
-    plan = plan_attempt(options, order, machine, claim);
+    plan = plan_attempt(options, order, machine, held_text, claim);
     plan.describe_start = [&] { return restarts.describe_start(AttemptTimes::Clock::now()); };
   }
 }

@@ -90,7 +90,7 @@ JobEnvironment node_environment(const NodeOrder& order, const MeetingPoint& poin
   job.visible_devices = visible_devices(order.slots_named, slots, machine);
   job.terminal = order.terminal;
   job.restarts = order.logs.attempt;
-  job.held_memory = order.held_memory;
+  job.held_memory = point.held_memory;
   job.full_world_size = order.full_world_size;
   job.timeline = order.timeline;
   job.timeline_steps = order.timeline_steps;

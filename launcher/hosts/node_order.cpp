@@ -146,6 +146,8 @@ void read(const json& message, NodeOrder& order) {
   order.timeline = message.at("timeline");
   order.timeline_steps = message.at("timeline_steps");
   order.full_world_size = index_in(message.at("full_world_size"));
+  const json& keeper = message.at("keeper");
+  order.keeper = {number(keeper.at(0), 0, kLastPort), keeper.at(1), keeper.at(2), keeper.at(3)};
   for (const auto& [name, grace] :
        {std::pair("grace", &order.grace), {"failure_grace", &order.failure_grace}})
     *grace = std::chrono::milliseconds(whole_number(message.at(name), 0, kLongestGrace.count()));
@@ -157,11 +159,16 @@ void read(const json& message, NodeOrder& order) {
 }
 
 void read(const json& message, MeetingPoint& point) {
-  point = {address_in(message.at(0)), number(message.at(1), 1, kLastPort)};
+  point = {address_in(message.at(0)), number(message.at(1), 1, kLastPort), message.at(2)};
 }
 
 void read(const json& message, AgentHello& hello) {
   hello = {message.at(0), number(message.at(1), -1, INT_MAX), message.at(2), message.at(3)};
+}
+
+void read(const json& message, KeeperHello& hello) {
+  hello = {message.at(0), message.at(1), number(message.at(2), 1, kLastPort),
+           number(message.at(3), 1, INT_MAX)};
 }
 
 void read(const json& message, AgentTrouble& trouble) {
@@ -204,6 +211,8 @@ std::string encode(const NodeOrder& order) {
                    {"timeline", order.timeline},
                    {"timeline_steps", order.timeline_steps},
                    {"full_world_size", order.full_world_size},
+                   {"keeper", json::array({order.keeper.port, order.keeper.ticket, order.keeper.tag,
+                                           order.keeper.there})},
                    {"grace", order.grace.count()},
                    {"failure_grace", order.failure_grace.count()},
                    {"hung_after", order.hung_after.count()},
@@ -214,11 +223,15 @@ std::string encode(const NodeOrder& order) {
 }
 
 std::string encode(const MeetingPoint& point) {
-  return to_bytes(json::array({point.address, point.port}));
+  return to_bytes(json::array({point.address, point.port, point.held_memory}));
 }
 
 std::string encode(const AgentHello& hello) {
   return to_bytes(json::array({hello.version, hello.node, hello.host, hello.layout}));
+}
+
+std::string encode(const KeeperHello& hello) {
+  return to_bytes(json::array({hello.tag, hello.place, hello.port, hello.pid}));
 }
 
 std::string encode(const AgentTrouble& trouble) {
@@ -260,6 +273,7 @@ Message decode(std::string_view payload) {
 template NodeOrder decode(std::string_view);
 template MeetingPoint decode(std::string_view);
 template AgentHello decode(std::string_view);
+template KeeperHello decode(std::string_view);
 template AgentTrouble decode(std::string_view);
 template NodeResult decode(std::string_view);
 template StoppedRank decode(std::string_view);

@@ -18,6 +18,16 @@ namespace zerorun::launcher {
 /// The longest time between SIGTERM and SIGKILL.
 inline constexpr std::chrono::milliseconds kLongestGrace = std::chrono::hours(1);
 
+/// The keeper of a host's held memory (keeper.h).
+struct KeeperOrder {
+  int port = 0;        // where the launcher waits for keepers; 0: the job has none
+  std::string ticket;  // by which the launcher and its keepers recognise each other
+  std::string tag;     // of the keeper that the agent starts if it does not find the one that should be there
+  std::string there;   // what that one holds (HeldMemory::place()); empty: none should be there
+
+  bool operator==(const KeeperOrder&) const = default;
+};
+
 /// The part of a job that one host runs.
 struct NodeOrder {
   std::vector<Node> nodes;             // of the whole job
@@ -33,7 +43,7 @@ struct NodeOrder {
   bool terminal = false;
   std::string timeline, timeline_steps;  // as in JobEnvironment
   int full_world_size = 0;               // likewise
-  std::string held_memory;               // likewise; not sent to other hosts, whose ranks hold nothing
+  KeeperOrder keeper;
   std::chrono::milliseconds grace{0}, failure_grace{0};
   std::chrono::milliseconds hung_after{0};  // as in JobPlan
   LogOptions logs;
@@ -44,10 +54,11 @@ struct NodeOrder {
   bool operator==(const NodeOrder&) const = default;
 };
 
-/// Where the ranks meet, once node 0 has opened the port.
+/// Where the ranks of a host meet the others, once node 0 has opened the port.
 struct MeetingPoint {
   std::string address;
   int port = 0;
+  std::string held_memory = {};  // as in JobEnvironment
 
   bool operator==(const MeetingPoint&) const = default;
 };
@@ -60,6 +71,16 @@ struct AgentHello {
   std::string layout;   // the job's layout as the agent knows it (describe_layout()); empty: not known
 
   bool operator==(const AgentHello&) const = default;
+};
+
+/// What a keeper holds.
+struct KeeperHello {
+  std::string tag;    // that it was started with
+  std::string place;  // HeldMemory::place()
+  int port = 0;       // where ranks of other hosts read
+  int pid = 0;        // its process
+
+  bool operator==(const KeeperHello&) const = default;
 };
 
 /// Why an agent ends without having run its ranks.
@@ -96,6 +117,7 @@ struct RankOutput {
 std::string encode(const NodeOrder& order);
 std::string encode(const MeetingPoint& point);
 std::string encode(const AgentHello& hello);
+std::string encode(const KeeperHello& hello);
 std::string encode(const AgentTrouble& trouble);
 std::string encode(const NodeResult& result);
 std::string encode(const StoppedRank& stopped);

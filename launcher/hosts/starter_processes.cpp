@@ -166,8 +166,9 @@ void StarterProcesses::signal_all(int signal) const {
   }
 }
 
-std::vector<pid_t> StarterProcesses::orphans() const {
+std::vector<pid_t> StarterProcesses::orphans(std::optional<pid_t> keeper) const {
   std::vector<pid_t> others = {guardian_.pid()};
+  if (keeper) others.push_back(*keeper);
   for (const Process& process : processes_) others.push_back(process.process.pid);
   return orphans_.find(others);
 }

@@ -58,7 +58,8 @@ class StarterProcesses {
   void signal_all(int signal) const;
   /// The child processes that killed starters and agents have left behind. For example, pdsh runs each ssh in
   /// a process group of its own. When pdsh is killed, they become children of this process (a subreaper).
-  std::vector<pid_t> orphans() const;
+  /// `keeper`: one that is none; absent: all are.
+  std::vector<pid_t> orphans(std::optional<pid_t> keeper) const;
 
  private:
   struct Process {

@@ -222,8 +222,8 @@ TEST_CASE("a flipped bit in a generation is found") {
 }
 
 TEST_CASE("ranks find the launcher's memory by its variable, and nothing by another one") {
-  const HeldMemory launcher(2, 3);
-  ::setenv(kHeldMemoryVariable, launcher.text().c_str(), 1);
+  const HeldMemory launcher(2, "tag");
+  ::setenv(kHeldMemoryVariable, launcher.text(3).c_str(), 1);
   const OpenHeldMemory memory = open_held_memory();
   CHECK(memory.every == 3);
   REQUIRE(memory.ranks.size() == 2);
@@ -236,8 +236,8 @@ TEST_CASE("ranks find the launcher's memory by its variable, and nothing by anot
     CHECK(open_held_memory().ranks.empty());
   }
   ::unsetenv(kHeldMemoryVariable);
-  CHECK(HeldMemory().text().empty());
-  CHECK(HeldMemory(100'000, 1).text().empty());
+  CHECK(HeldMemory().text(1).empty());
+  CHECK(HeldMemory(100'000, "tag").text(1).empty());
 }
 
 TEST_CASE("memory that the system does not give is a clear error") {

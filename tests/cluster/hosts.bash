@@ -112,6 +112,8 @@ start_sshds() {
     # Each host has the test's folder as /root/.ssh, so that ssh does not use the user's own keys.
     on "$host" mkdir -p /root/.ssh
     on "$host" mount --bind "$work/ssh" /root/.ssh
+    # Nor do the user's own startup files run: one that takes a lock would keep it when a test kills its host.
+    [[ ! -e /root/.bashrc ]] || on "$host" mount --bind /dev/null /root/.bashrc
     on "$host" /usr/sbin/sshd -f /dev/null -h "$work/host_key" -o PermitRootLogin=yes -o StrictModes=no -o UsePAM=no \
       -o MaxStartups=100 -o PidFile=/run/sshd.pid -E "$work/sshd_$host.log"
   done

@@ -28,13 +28,14 @@ using Catch::Matchers::Contains;
 // The launcher's memory, and the variable by which engines of this process find it.
 class Launcher {
  public:
-  explicit Launcher(int ranks, int64_t every = 1) : memory_(ranks, every) { show(); }
-  void show() const { ::setenv(kHeldMemoryVariable, memory_.text().c_str(), 1); }
+  explicit Launcher(int ranks, int64_t every = 1) : memory_(ranks, "test"), every_(every) { show(); }
+  void show() const { ::setenv(kHeldMemoryVariable, memory_.text(every_).c_str(), 1); }
   ~Launcher() { hide(); }
   void hide() const { ::unsetenv(kHeldMemoryVariable); }
 
  private:
   HeldMemory memory_;
+  int64_t every_;
 };
 
 struct Attempt {

@@ -99,12 +99,14 @@ std::vector<int64_t> load_samples(const zerorun::DataPosition& position, const s
 
 int run(const fs::path& folder, int64_t steps, int64_t save_every, const std::string& config) {
   at::set_num_threads(1);
-  const auto rank = zerorun::Environment::read().rank;
+  const auto environment = zerorun::Environment::read();
+  const auto rank = environment.rank;
   const fs::path log = folder / ("rank" + std::to_string(rank));
   append(log, "# began " + seconds_now());
   torch::manual_seed(11 + rank);
   Net model;
-  zerorun::Engine engine = zerorun::initialize(*model, zerorun::parse_config(config, "config", 2));
+  zerorun::Engine engine =
+      zerorun::initialize(*model, zerorun::parse_config(config, "config", environment.world_size));
   zerorun::DataPosition position(kData, 5);
   engine.attach(position);
   engine.load_newest(folder / "saves");

@@ -185,6 +185,7 @@ TEST_CASE("an order with any bytes is the same after it was encoded and decoded"
   order.logs.run = "run";
   order.port = 0;
   order.full_world_size = 8;
+  order.keeper = {4711, "ticket", "tag", "memory tag 1 /a /b"};
   CHECK(decode<NodeOrder>(encode(order)) == order);
   order.port.reset();
   order.logs.printed.reset();
@@ -197,6 +198,8 @@ TEST_CASE("an order with any bytes is the same after it was encoded and decoded"
   CHECK(decode<RankFailure>(encode(failure)) == failure);
   const RankFailure hung{.rank = 3, .wait_status = 256, .cause = "cause", .last_lines = {}, .is_hung = true};
   CHECK(decode<RankFailure>(encode(hung)) == hung);
+  const KeeperHello keeper{"tag", "memory tag 1 /a /b", 4711, 12};
+  CHECK(decode<KeeperHello>(encode(keeper)) == keeper);
   const AgentHello hello{"0.1.0", -1, "b", "a: 2"};
   CHECK(decode<AgentHello>(encode(hello)) == hello);
   const auto output =

@@ -229,7 +229,7 @@ TEST_CASE("ranks find the memory of --hold_every again, which only they and the 
   Launched job(
       {.options = {"--num_gpus", "2", "--max_restarts", "1", "--hold_every", "4"},
        .script =
-           "set -- $ZERORUN_HELD_MEMORY; every=$1; [ $RANK = 0 ] || shift 2\n"
+           "set -- $ZERORUN_HELD_MEMORY; every=$1; shift 3; [ $RANK = 0 ] || shift 2\n"
            "[ -n \"$ZERORUN_RESTARTS\" ] && {\n"
            "  echo every $every: $(cat $2) of $#, open: $(ls -l /proc/self/fd | grep -c memfd:zerorun)\n"
            "  exit 0\n"

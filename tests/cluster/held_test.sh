@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# held_test.sh BIN SOURCE: jobs on two hosts of two ranks each that go on from memory (--hold_every), which a keeper on each host
+# holds. When a rank, an agent, ssh, a keeper or the launcher is killed, the training ends with the bits of an undisturbed one, and
+# no keeper is left.
+set -euo pipefail
+bin=$1 source=$2
+# shellcheck source=tests/cluster/hosts.bash
+source "$(dirname "${BASH_SOURCE[0]}")/hosts.bash"
+trap clean_up EXIT
+
+make_hosts 2
+start_sshds
+cd "$work"
+export OMP_NUM_THREADS=1
+steps=40
+
+# start NAME STAGE [OPTIONS...]: a training in the folder NAME that saves no checkpoint. It waits before its last step for the file
+# NAME/go.
+start() {
+  name=$1 stage=$2
+  shift 2
+  mkdir "$name"
+  on 0 timeout 90 "$bin/zerorun" --device cpu --timeout 60 --hostfile "$work/hostfile" --max_restarts 4 "$@" \
+    "$bin/restarted_program" "$work/$name" "$steps" 1000 "$stage" fp32 </dev/null >"$name.out" 2>"$name.log" &
+  job=$!
+}
+# logged RANK: how many lines of steps the rank has written.
+logged() { if [[ -e $name/rank$1 ]]; then grep -cv '^#' "$name/rank$1" || true; else echo 0; fi; }
+# reaches STEPS: waits until all ranks have written so many.
+reaches() {
+  local rank
+  for rank in 0 1 2 3; do
+    for ((i = 0; i < 600; ++i)); do
+      (($(logged "$rank") >= $1)) && break
+      sleep 0.02
+    done
+    (($(logged "$rank") >= $1)) || fail "$name: rank $rank does not reach step $1"
+  done
+}
+# said PATTERN [TIMES]: waits until the launcher has said it.
+said() {
+  for ((i = 0; i < 1000; ++i)); do
+    if (($(grep -cE -- "$1" "$name.log") >= ${2:-1})); then return; fi
+    sleep 0.02
+  done
+  fail "$name: the launcher does not say '$1'"
+}
+nothing_left() {
+  for host in 0 1; do
+    for ((i = 0; i < 100; ++i)); do
+      [[ -z $(processes_on "$host" 'bin/zerorun|zr-guardian|restarted_program') ]] && continue 2
+      sleep 0.02
+    done
+    fail "$1: processes are left on host $host"
+  done
+}
+# ends: the training ends with the bits of the undisturbed one of its stage.
+ends() {
+  touch "$name/go"
+  wait "$job" || fail "$name: exit code $?"
+  nothing_left "$name"
+  cmp "$name/end.safetensors" "calm$stage/end.safetensors" || fail "$name: other weights"
+  for rank in 0 1 2 3; do
+    cmp <(grep -v '^#' "$name/rank$rank" | sort -un) <(grep -v '^#' "calm$stage/rank$rank") || fail "$name: other losses on rank $rank"
+    # A step is logged before it ends, so of those that a kill interrupts one more may be logged again.
+    repeated=$(($(logged "$rank") - $(grep -v '^#' "$name/rank$rank" | sort -u | wc -l)))
+    ((repeated <= 2 * ${1:-1})) || fail "$name: rank $rank has done $repeated steps again"
+  done
+  pass "$name"
+}
+agent_on() { processes_on "$1" '^[^ ]*bin/zerorun --agent' | head -n 1; }
+keeper_on() { processes_on "$1" '^[^ ]*bin/zerorun --keeper'; }
+rank_on() { processes_on "$1" '^[^ ]*bin/restarted_program' | head -n 1; }
+
+for stage in 0 3; do
+  start calm$stage $stage
+  touch calm$stage/go
+  wait "$job" || fail "the undisturbed training"
+done
+
+# Of the two agents one is that of the launcher's own host.
+for stage in 0 3; do
+  start disturbed$stage $stage --hold_every 1
+  reaches 6
+  kill -9 "$(rank_on 1)"
+  said 'restart 1 of 4: rank [23] on worker-1 killed by signal 9'
+  said 'load_newest\(\): step [0-9]+ from memory' 1
+  reaches 12
+  kill -9 "$(processes_on 0 '^ssh -T')"
+  said 'restart 2 of 4: (ssh to )?worker-1'
+  said 'load_newest\(\): step [0-9]+ from memory' 2
+  reaches 18
+  kill -9 "$(agent_on $((stage == 0)))"
+  said "restart 3 of 4: worker-$((stage == 0)) was lost"
+  said 'load_newest\(\): step [0-9]+ from memory' 3
+  ends 3
+done
+
+# Without a checkpoint to fall back to, training begins anew.
+start anew 0 --hold_every 1
+reaches 6
+kill -9 "$(keeper_on 1)"
+said 'worker-1: the memory that was held there \(--hold_every\) is lost: its keeper \(process [0-9]+\) has ended'
+kill -9 "$(rank_on 0)"
+said 'restart 1 of 4'
+reaches 12
+[[ -n $(keeper_on 1) ]] || fail "the keeper is not replaced"
+kill -9 "$(rank_on 0)"
+said 'load_newest\(\): step [0-9]+ from memory'
+ends 20
+(($(grep -c 'from memory' anew.log) == 1)) || fail "a restart without a keeper is from memory"
+
+start stopped 0 --hold_every 1
+reaches 6
+stopped=$(keeper_on 1)
+kill -STOP "$stopped"
+kill -9 "$(rank_on 0)"
+said 'rank 0: the generation of step [0-9]+ in memory cannot be read: the memory that host worker-1 holds'
+said 'a checkpoint is damaged and passed over: rank [01]: memory/global_step'
+reaches 12
+kill -CONT "$stopped"
+kill -9 "$(rank_on 1)"
+said 'load_newest\(\): step [0-9]+ from memory'
+ends 20
+
+start killed 3 --hold_every 1
+reaches 6
+kill -9 "$(processes_on 0 '^[^ ]*bin/zerorun --device')"
+wait "$job" && fail "a killed launcher has exit code 0"
+nothing_left "the launcher is killed"
+pass "the launcher is killed"
+
+start early 3 --hold_every 1
+for kill in 1 2 3; do
+  for ((i = 0; i < 500; ++i)); do
+    [[ -n $(rank_on 1) ]] && break
+    sleep 0.01
+  done
+  kill -9 "$(rank_on 1)"
+  said "restart $kill of 4"
+done
+ends 3
+echo "$passed passed, 0 failed"
