@@ -240,7 +240,7 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   // All settings that affect results. Settings that only affect what a rank logs may differ.
   const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, monitoring,
                prescale, managed, predivide, average, node_local, pipeline, recompute, mesh, sum_group,
-               warnings, notes, python, resolved] = config;
+               at_partner, warnings, notes, python, resolved] = config;
   ZeroConfig same_everywhere = zero;  // without paths, buffers and aio: disks may differ
   same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device,
                                        .ratio = zero.offload_optimizer.ratio};
@@ -256,7 +256,7 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed,
                           predivide, average, node_local, pipeline, recompute_everywhere, python,
                           options.bucket_numel, writes_files));
-  describe(text, std::tie(has_timeline, logs, hashes, sum_group));
+  describe(text, std::tie(has_timeline, logs, hashes, sum_group, at_partner));
   text << describe_pipeline(options);
   if (options.tensor_plan) {
     text << " tensor plan";
