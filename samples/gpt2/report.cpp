@@ -48,11 +48,11 @@ std::string traffic_report(zerorun::Engine& engine, int64_t parameters, int64_t 
   if (const double bytes = shards.volume().elements_of_messages(); bytes > 0)
     report += format("gradients in 8 bits, likewise: %.3f bytes\n", bytes / unit);
   const zerorun::ResidencyReport residency = engine.residency();
-  if (residency.peak_resident_bytes == 0) return report;
   if (residency.casts > 0)
     report += format("copies by autocast: %lld made, at most %.2f MiB there at once\n",
                      static_cast<long long>(residency.casts),
                      static_cast<double>(residency.peak_cast_bytes) / 0x1p20);
+  if (residency.peak_resident_bytes == 0) return report;
   return report + format(
                       "partitioned parameters: at most %.2f MiB there at once; all-gathers: %lld ready, %lld "
                       "waited for; %lld departures from the trace\n",
