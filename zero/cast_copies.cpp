@@ -1,6 +1,5 @@
 #include "zero/cast_copies.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_to_copy.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -19,17 +18,25 @@ namespace zerorun {
 struct CastCopies::Ledger {
   std::mutex mutex;
   std::set<Copy*> copies;
-  std::vector<int64_t> changes;  // by bucket: how often its values have changed
+  std::vector<int64_t> changes;  // by parameter: how often its values have changed
   int64_t bytes = 0, peak_bytes = 0, casts = 0;
+
+  void count(int64_t more) {
+    const std::lock_guard lock(mutex);
+    bytes += more;
+    peak_bytes = std::max(peak_bytes, bytes);
+    if (more > 0) ++casts;
+  }
 };
 
-// Owns the storage of one copy, and is deleted with it. The storage's users pin its memory.
+// Owns the storage of one copy, and is deleted with it. The operators that use the storage pin its memory,
+// and keep the storage: they may drop their arguments before they end.
 class CastCopies::Copy final : public StorageOwner, public OperatorListener {
  public:
-  Copy(std::shared_ptr<Ledger> ledger, int bucket, const at::Tensor& source, at::ScalarType dtype,
+  Copy(std::shared_ptr<Ledger> ledger, int parameter, const at::Tensor& source, at::ScalarType dtype,
        std::string name)
       : ledger_(std::move(ledger)),
-        bucket_(bucket),
+        parameter_(static_cast<size_t>(parameter)),
         source_(marked_view(source.storage(), source.scalar_type(), source.sizes(), source.strides(),
                             source.storage_offset())),
         dtype_(dtype),
@@ -38,7 +45,7 @@ class CastCopies::Copy final : public StorageOwner, public OperatorListener {
     storage_gone = [](StorageOwner* owner) { static_cast<Copy*>(owner)->forget(); };
     const std::lock_guard lock(ledger_->mutex);
     ledger_->copies.insert(this);
-    changes_ = ledger_->changes[static_cast<size_t>(bucket_)];
+    changes_ = ledger_->changes[parameter_];
   }
 
   // Makes `copy`, which has the memory of the first cast, a tensor on a storage of this owner.
@@ -57,24 +64,29 @@ class CastCopies::Copy final : public StorageOwner, public OperatorListener {
     if (touched.front().written)
       throw UserError("an operator writes to the copy of '" + name_ +
                       "' that autocast has made: cast the parameter yourself with .to()");
-    if (!memory_) cast(touched.front().tensor->storage());
-    ++pins_;
+    const c10::Storage& storage = touched.front().tensor->storage();
+    if (!memory_) cast(storage);
+    if (pins_++ == 0) pinned_ = storage;
   }
 
   void leave(std::span<const Touched> /*touched*/) noexcept override {
+    c10::Storage storage, memory;  // are dropped without the lock, which may delete this object
     const std::lock_guard lock(mutex_);
+    note_use();
     if (--pins_ > 0) return;
-    if (const auto storage = storage_.lock()) take_memory(c10::Storage(storage));
-    let_go();
+    storage = std::move(pinned_);
+    take_memory(storage);
+    memory = std::move(memory_);
+    ledger_->count(-static_cast<int64_t>(memory.nbytes()));
   }
 
-  // The engine ends. With the ledger's lock.
-  void end() {
-    const auto storage = storage_.lock();
-    if (!storage) return;  // forget() follows
-    leave_without_memory(c10::Storage(storage), message());
-    ledger_->bytes -= nbytes();
-    delete this;
+  // The engine ends. Its storage, which `storage` keeps, ends as one without an owner.
+  c10::Storage end() {
+    const auto found = storage_.lock();
+    if (!found) return {};  // forget() follows
+    c10::Storage storage(found);
+    leave_without_memory(storage, message());
+    return storage;
   }
 
  private:
@@ -84,19 +96,15 @@ class CastCopies::Copy final : public StorageOwner, public OperatorListener {
            "GatheredParameters scope, or cast it yourself with .to()";
   }
 
-  int64_t nbytes() const { return memory_ ? static_cast<int64_t>(memory_.nbytes()) : 0; }
-
   void hold(const c10::Storage& storage, c10::Storage memory) {
     memory_ = std::move(memory);
     give_memory(storage, memory_.mutable_data());
-    const std::lock_guard lock(ledger_->mutex);
-    ++ledger_->casts;
-    ledger_->bytes += nbytes();
-    ledger_->peak_bytes = std::max(ledger_->peak_bytes, ledger_->bytes);
+    ledger_->count(static_cast<int64_t>(memory_.nbytes()));
   }
 
   void cast(const c10::Storage& storage) {
-    const at::AutoDispatchBelowAutograd below_autograd;
+    const c10::NoGradGuard no_grad;
+    const CastWatchPause no_copy_of_this_copy;
     const at::Tensor again = at::_to_copy(source_, source_.options().dtype(dtype_));
     check_unchanged();
     hold(storage, again.storage());
@@ -104,67 +112,70 @@ class CastCopies::Copy final : public StorageOwner, public OperatorListener {
 
   void check_unchanged() const {
     const std::lock_guard lock(ledger_->mutex);
-    if (ledger_->changes[static_cast<size_t>(bucket_)] == changes_) return;
-    throw UserError(
-        "backward needs '" + name_ +
-        "' as autocast has copied it in forward, and it, or a parameter of its bucket, has changed "
-        "since: call backward() before step() and before writing to parameters");
+    if (ledger_->changes[parameter_] == changes_) return;
+    throw UserError("'" + name_ +
+                    "' has changed since autocast has copied it, and an operator needs it as it was: call "
+                    "backward() before step() and before writing to parameters");
   }
 
   // Memory of a GPU may be given to other streams than those that use it.
-  void let_go() {
+  void note_use() const {
     const c10::Device device = memory_.device();
-    if (!device.is_cpu()) {
-      const c10::impl::VirtualGuardImpl guard(device.type());
-      guard.recordDataPtrOnStream(memory_.data_ptr(), guard.getStream(device));
-    }
-    const std::lock_guard lock(ledger_->mutex);
-    ledger_->bytes -= nbytes();
-    memory_ = c10::Storage();
+    if (device.is_cpu()) return;
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    guard.recordDataPtrOnStream(memory_.data_ptr(), guard.getStream(device));
   }
 
   void forget() {
-    const std::shared_ptr<Ledger> ledger = ledger_;
-    const std::lock_guard lock(ledger->mutex);
-    ledger->bytes -= nbytes();
-    ledger->copies.erase(this);
+    {
+      const std::lock_guard lock(ledger_->mutex);
+      ledger_->copies.erase(this);
+    }
+    if (memory_) ledger_->count(-static_cast<int64_t>(memory_.nbytes()));
     delete this;
   }
 
   std::shared_ptr<Ledger> ledger_;
-  int bucket_;
+  size_t parameter_;
   at::Tensor source_;
   at::ScalarType dtype_;
   std::string name_;
-  int64_t changes_ = 0;  // of the bucket, when the copy was made
+  int64_t changes_ = 0;  // of the parameter, when the copy was made
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
 
   std::mutex mutex_;  // guards the members below
   c10::Storage memory_;
+  c10::Storage pinned_;  // this owner's storage, while an operator uses it
   int pins_ = 0;
 };
 
-CastCopies::CastCopies(int buckets) : ledger_(std::make_shared<Ledger>()) {
-  ledger_->changes.resize(static_cast<size_t>(buckets));
+CastCopies::CastCopies(size_t parameters) : ledger_(std::make_shared<Ledger>()) {
+  ledger_->changes.resize(parameters);
 }
 
 CastCopies::~CastCopies() {
-  const std::lock_guard lock(ledger_->mutex);
-  for (Copy* copy : std::exchange(ledger_->copies, {})) copy->end();
+  std::vector<std::pair<Copy*, c10::Storage>> ended;
+  {
+    const std::lock_guard lock(ledger_->mutex);
+    for (Copy* copy : std::exchange(ledger_->copies, {})) ended.emplace_back(copy, copy->end());
+  }
+  for (const auto& [copy, storage] : ended) {
+    if (storage) delete copy;
+  }
 }
 
-void CastCopies::take_over(int bucket, const at::Tensor& source, const at::Tensor& copy,
+void CastCopies::take_over(int parameter, const at::Tensor& source, const at::Tensor& copy,
                            const std::string& name) {
   const bool is_whole = copy.storage_offset() == 0 && copy.storage().use_count() == 1 && copy.numel() > 0 &&
                         copy.storage().nbytes() == copy.nbytes();
   if (!is_whole || copy.strides() != source.strides() || copy.device() != source.device()) return;
-  auto* owner = new Copy(ledger_, bucket, source, copy.scalar_type(), name);  // deleted with the storage
+  auto* owner = new Copy(ledger_, parameter, source, copy.scalar_type(), name);  // deleted with the storage
   owner->adopt(copy);
 }
 
-void CastCopies::note_changed(int bucket) {
+void CastCopies::note_changed(int parameter) {
   const std::lock_guard lock(ledger_->mutex);
-  ++ledger_->changes[static_cast<size_t>(bucket)];
+  ++ledger_->changes[static_cast<size_t>(parameter)];
 }
 
 void CastCopies::add_to(ResidencyReport& report) const {

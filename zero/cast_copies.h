@@ -21,18 +21,18 @@ namespace zerorun {
 /// Owned by Residency. Any thread.
 class CastCopies {
  public:
-  /// `buckets`: their number.
-  explicit CastCopies(int buckets);
+  /// `parameters`: their number.
+  explicit CastCopies(size_t parameters);
   /// Copies that still exist have no memory afterwards; access throws.
   ~CastCopies();
   CastCopies(const CastCopies&) = delete;
   CastCopies& operator=(const CastCopies&) = delete;
 
-  /// Takes over the memory of `copy`, a new tensor: `source`, a marked tensor of `bucket`, in another dtype.
-  /// Leaves it alone if it cannot be made again with the same strides. `name`: of the parameter.
-  void take_over(int bucket, const at::Tensor& source, const at::Tensor& copy, const std::string& name);
-  /// Call this when the values of the bucket change.
-  void note_changed(int bucket);
+  /// Takes over the memory of `copy`, a new tensor: `source`, a marked tensor of this parameter, in another
+  /// dtype. Leaves it alone if it cannot be made again with the same strides. `name`: of the parameter.
+  void take_over(int parameter, const at::Tensor& source, const at::Tensor& copy, const std::string& name);
+  /// Call this when the parameter's values change.
+  void note_changed(int parameter);
   /// Adds what copies take to `report`.
   void add_to(ResidencyReport& report) const;
 

@@ -67,7 +67,14 @@ at::Tensor view_with(c10::DispatchKeySet keys, const c10::Storage& storage, at::
 }
 
 thread_local OperatorRecorder* current_recorder = nullptr;
-thread_local bool watches_casts = false;
+// How deep autocast was nested when the thread's CastWatch began; 0: it has none.
+thread_local int watched_depth = 0;
+
+int autocast_depth() {
+  const int deeper = at::autocast::increment_nesting();
+  at::autocast::decrement_nesting();
+  return deeper - 1;
+}
 
 using TouchedList = c10::SmallVector<Touched, 6>;
 
@@ -77,9 +84,10 @@ void add(TouchedList& touched, const at::Tensor& tensor, bool written) {
   for (Touched& known : touched) {
     if (known.owner != owner) continue;
     known.written |= written;
+    known.several = true;
     return;
   }
-  touched.push_back({owner, written, &tensor});
+  touched.push_back({owner, written, false, &tensor});
 }
 
 // native_batch_norm and related operators write to these arguments, but their schemas do not say so.
@@ -137,18 +145,21 @@ void run_entered(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch
 
 // Whether this is the copy that autocast makes of one tensor.
 bool is_cast(const c10::OperatorHandle& op, const TouchedList& touched) {
-  if (!watches_casts || touched.size() != 1 || !CastWatch::sees_copies(touched.front().tensor->device()))
-    return false;
+  if (watched_depth == 0 || touched.size() != 1) return false;
   static const c10::OperatorHandle copy =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "");
-  return op == copy;
+  return op == copy && CastWatch::sees_copies(touched.front().tensor->device());
 }
 
 void run_cast(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack,
               std::span<Touched> touched) {
   const at::Tensor source = *touched.front().tensor;
+  OperatorListener* listener = touched.front().owner->listener;
   run_entered(op, below, stack, touched);
-  touched.front().owner->listener->cast(source, stack->back().toTensor());
+  const at::Tensor& copy = stack->back().toTensor();
+  if (source.scalar_type() == at::kFloat &&
+      copy.scalar_type() == at::autocast::get_autocast_dtype(copy.device().type()))
+    listener->cast(source, copy);
 }
 
 // Whether the operator reads only sizes, strides and types. It does if its schema says that it returns a
@@ -392,16 +403,22 @@ bool is_recording() {
   return current_recorder != nullptr;
 }
 
-CastWatch::CastWatch() : outer_(std::exchange(watches_casts, true)) {}
+CastWatch::CastWatch() : outer_(std::exchange(watched_depth, std::max(1, autocast_depth()))) {}
 
 CastWatch::~CastWatch() {
-  watches_casts = outer_;
+  watched_depth = outer_;
 }
 
 // While autocast's own code runs, the thread is without autocast.
 bool CastWatch::sees_copies(c10::Device device) {
-  return watches_casts && (device.is_cpu() || device.is_cuda()) &&
-         !at::autocast::is_autocast_enabled(device.type());
+  return watched_depth > 0 && (device.is_cpu() || device.is_cuda()) &&
+         !at::autocast::is_autocast_enabled(device.type()) && autocast_depth() == watched_depth;
+}
+
+CastWatchPause::CastWatchPause() : outer_(std::exchange(watched_depth, 0)) {}
+
+CastWatchPause::~CastWatchPause() {
+  watched_depth = outer_;
 }
 
 InterceptionPause::InterceptionPause() : was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kKey)) {

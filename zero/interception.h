@@ -44,6 +44,7 @@ struct StorageOwner : c10::Allocator {
 struct Touched {
   StorageOwner* owner;
   bool written;              // the operator writes to the storage
+  bool several;              // more than one argument is on it
   const at::Tensor* tensor;  // the first argument on the storage; valid in enter() only
 };
 
@@ -130,7 +131,8 @@ class RecordingScope {
 /// Whether this thread is inside a RecordingScope.
 bool is_recording();
 
-/// During its lifetime listeners are told of the copies that autocast makes in this thread.
+/// During its lifetime listeners are told of the copies that autocast makes in this thread, as it is set now:
+/// not in a program's own torch.autocast inside of it.
 class CastWatch {
  public:
   CastWatch();
@@ -143,7 +145,19 @@ class CastWatch {
   static bool sees_copies(c10::Device device);
 
  private:
-  bool outer_;
+  int outer_;
+};
+
+/// During its lifetime listeners are told of no copies of this thread.
+class CastWatchPause {
+ public:
+  CastWatchPause();
+  ~CastWatchPause();
+  CastWatchPause(const CastWatchPause&) = delete;
+  CastWatchPause& operator=(const CastWatchPause&) = delete;
+
+ private:
+  int outer_;
 };
 
 /// During its lifetime operators of this thread run as if no tensor was marked and no scope recorded them.

@@ -20,7 +20,8 @@ Residency::Residency(Buckets& buckets, SliceStore& store, Communicator& communic
       gathered_(buckets, store, communicator, ways),
       writes_(gathered_, buckets, store, communicator),
       last_use_(store.count()),
-      casts_(store.count()) {
+      scopes_(store.count()),
+      casts_(buckets.parameters().size()) {
   for (int bucket = 0; bucket < store.count(); ++bucket) {
     bucket_numel_.push_back(store.layout(bucket).numel);
     fetches_shards_ = fetches_shards_ || buckets.shard_is_fetched(bucket);
@@ -95,7 +96,11 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     streams_->note_use(gathered_.memory().of(bucket), item.written);
     if (!item.written) continue;
     buckets_->masters().note_written(bucket);
-    casts_.note_changed(bucket);
+    if (item.several) {
+      note_changed(bucket);
+    } else {
+      casts_.note_changed(parameter_of(bucket, *item.tensor));
+    }
     if (gathered_.kind(bucket).moves_writes()) gathered_.move(bucket, State::dirty);
   }
 }
@@ -108,12 +113,19 @@ void Residency::leave(std::span<const Touched> touched) noexcept {
 void Residency::cast(const at::Tensor& source, const at::Tensor& copy) {
   std::lock_guard lock(mutex_);
   const int bucket = buckets_->bucket_of(owner_of(source));
-  if (gathered_.kind(bucket).around_uses()) casts_.take_over(bucket, source, copy, name_of(bucket, source));
+  // Within a scope the program may have code that gets addresses, or may write through them.
+  if (!gathered_.kind(bucket).around_uses() || scopes_[bucket] > 0) return;
+  const int parameter = parameter_of(bucket, source);
+  casts_.take_over(parameter, source, copy, buckets_->parameters()[parameter].name);
+}
+
+void Residency::note_changed(int bucket) {
+  for (const int parameter : store_->layout(bucket).parameters) casts_.note_changed(parameter);
 }
 
 void Residency::start_update(int bucket) {
   std::lock_guard lock(mutex_);
-  casts_.note_changed(bucket);
+  note_changed(bucket);
   gathered_.start_update(bucket);
 }
 
@@ -158,6 +170,7 @@ void Residency::hold(std::span<const int> buckets) {
   for (int bucket : buckets) {
     gathered_.pin(bucket);
     gathered_.join(bucket);
+    ++scopes_[bucket];
   }
 }
 
@@ -173,7 +186,8 @@ void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
   std::vector<int> unpinned;
   for (int bucket : buckets) {
     if (end == ScopeEnd::written) buckets_->masters().note_written(bucket);
-    if (end == ScopeEnd::written) casts_.note_changed(bucket);
+    if (end == ScopeEnd::written) note_changed(bucket);
+    --scopes_[bucket];
     if (end == ScopeEnd::written && gathered_.kind(bucket).moves_writes())
       gathered_.move(bucket, State::dirty);
     gathered_.unpin(bucket);
@@ -347,13 +361,12 @@ void Residency::free_arena() {
 std::string Residency::describe(const OperatorUse& use) const {
   const Touched& first = use.touched.front();
   return "for " + use.op.operator_name().name + " on " +
-         name_of(buckets_->bucket_of(first.owner), *first.tensor);
+         buckets_->parameters()[parameter_of(buckets_->bucket_of(first.owner), *first.tensor)].name;
 }
 
-const std::string& Residency::name_of(int bucket, const at::Tensor& tensor) const {
+int Residency::parameter_of(int bucket, const at::Tensor& tensor) const {
   const int64_t bytes = tensor.storage_offset() * static_cast<int64_t>(tensor.element_size());
-  const int parameter = buckets_->parameter_at(bucket, bytes / size_of(buckets_->dtype()));
-  return buckets_->parameters()[parameter].name;
+  return buckets_->parameter_at(bucket, bytes / size_of(buckets_->dtype()));
 }
 
 ResidencyReport Residency::report() const {

@@ -103,8 +103,9 @@ class Residency final : public OperatorListener {
   void free_arena();
   /// "for aten::addmm on h.0.weight"
   std::string describe(const OperatorUse& use) const;
-  /// The name of the parameter that the tensor, on a bucket's storage, is a part of.
-  const std::string& name_of(int bucket, const at::Tensor& tensor) const;
+  /// The parameter that the tensor, on the bucket's storage, is a part of.
+  int parameter_of(int bucket, const at::Tensor& tensor) const;
+  void note_changed(int bucket);
 
   GatherTrace& trace() { return training_ ? training_trace_ : inference_trace_; }
   /// Whether uses are recorded and gathers are planned. Neither is done if gathers cost nothing, or in
@@ -135,6 +136,7 @@ class Residency final : public OperatorListener {
   std::vector<ChunkOfSlice> reads_;  // shards in the order in which the plan reads them
   int64_t clock_ = 0;
   std::vector<int64_t> last_use_;  // by bucket: clock_ at the last use
+  std::vector<int> scopes_;        // by bucket: how many scopes hold it
   CopyWatch escaped_copies_;
   CastCopies casts_;
 };

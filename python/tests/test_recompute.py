@@ -159,6 +159,78 @@ def test_autocast_equals_plain_torchs(stage, recompute):
     assert train(config(stage, torch_autocast={"enabled": True, "dtype": "bfloat16"}, **more))[0] == pytest.approx(plain(), rel=1e-6)
 
 
+class ReadsAddresses(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        assert weight.data_ptr() != 0
+        return x @ weight.t()
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        assert weight.data_ptr() != 0
+        return gradient @ weight, gradient.t() @ x
+
+
+class Corners(torch.nn.Module):
+    """Weights that are used again and again, written to in forward, read past operators, cast by the program; a GRU."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.first, self.again = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+        self.cells = torch.nn.GRU(6, 6)
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        x = self.again(self.again(self.first(x)))
+        if self.kind == "gru":
+            x = self.cells(x.float().unsqueeze(0).expand(4, -1, -1))[0][-1]
+        elif self.kind == "written":
+            with torch.no_grad():
+                self.scale.clamp_(0.1, 0.5)
+            x = x * self.scale
+        elif self.kind == "addresses":
+            x = ReadsAddresses.apply(x, self.again.weight)
+        elif self.kind == "cast":
+            with torch.autocast("cpu", enabled=False):
+                weight = self.again.weight.to(torch.bfloat16)
+                x = x @ weight.mul(0.5) + self.again.weight.detach().double().mul_(2).numpy().sum()
+        elif self.kind == "evaluated":
+            with torch.no_grad():
+                self.again(x)
+        return x.float().square().mean()
+
+
+@pytest.mark.parametrize("kind", ["again", "gru", "written", "addresses", "cast", "evaluated"])
+def test_corners_of_autocast(kind):
+    def make():
+        torch.manual_seed(4)
+        return Corners(kind)
+
+    plain, losses = make(), []
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for step in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = plain(torch.full((3, 6), 0.1 * (step + 1)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    for outer in (False, True):
+        engine, *_ = zerorun.initialize(model=make(), config=config(3, torch_autocast={"enabled": True}))
+        with torch.autocast("cpu", torch.bfloat16, enabled=outer):
+            for step in range(3):
+                loss = engine(torch.full((3, 6), 0.1 * (step + 1)))
+                engine.backward(loss)
+                engine.step()
+                assert loss.item() == pytest.approx(losses[step], rel=1e-6), (kind, outer, step)
+        engine.destroy()
+
+
 @pytest.mark.parametrize("stage", [0, 3])
 def test_loss_without_all_logits(stage):
     """Beside torch's own functions."""

@@ -174,6 +174,7 @@ class Engine(Facts, Checkpoints, Weights, Scheduled, Monitored, torch.nn.Module)
         if not self._config["autocast"]:
             yield
             return
+        torch.clear_autocast_cache()  # of a region around the training: its copies are of parameters before an update
         with torch.autocast(self.device.type, torch.bfloat16), _core.CastWatch():
             yield
 
