@@ -92,6 +92,7 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size,
   resolution.read("wall_clock_breakdown", config.wall_clock_breakdown);
   config.monitoring = resolve_monitoring(resolution);
   resolution.read("checkpoint.use_node_local_storage", config.node_local_checkpoints);
+  resolution.read("zerorun.restart.partner", config.partner_generations);
   return config;
 }
 

@@ -313,6 +313,7 @@ struct Config {
   double gradient_predivide_factor = 1.0;
   bool average_gradients = true;        // true: average over ranks; false: sum
   bool node_local_checkpoints = false;  // hosts may have no common folder for checkpoints
+  bool partner_generations = false;     // the next host has copies of generations in memory
   PipelineConfig pipeline;
   RecomputeConfig recompute;
   /// From zerorun.mesh, else LoadOptions::mesh; absent: all ranks are data ranks.

@@ -239,8 +239,8 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
 std::string describe_settings(const Config& config, const InitializeOptions& options) {
   // All settings that affect results. Settings that only affect what a rank logs may differ.
   const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, monitoring,
-               prescale, managed, predivide, average, node_local, pipeline, recompute, mesh, sum_group,
-               warnings, notes, python, resolved] = config;
+               prescale, managed, predivide, average, node_local, partner, pipeline, recompute, mesh,
+               sum_group, warnings, notes, python, resolved] = config;
   ZeroConfig same_everywhere = zero;  // without paths, buffers and aio: disks may differ
   same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device,
                                        .ratio = zero.offload_optimizer.ratio};
@@ -254,7 +254,7 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   const bool logs = monitoring.run_log.is_on(), hashes = monitoring.run_log.has_hashes();  // collectives
   std::ostringstream text;
   describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed,
-                          predivide, average, node_local, pipeline, recompute_everywhere, python,
+                          predivide, average, node_local, partner, pipeline, recompute_everywhere, python,
                           options.bucket_numel, writes_files));
   describe(text, std::tie(has_timeline, logs, hashes, sum_group));
   text << describe_pipeline(options);

@@ -32,6 +32,11 @@ static constexpr KeyFact checkpoint_rows[] = {
     choice(".data_parallel", "", "REPLICA SOCKET MACHINE", "how data-parallel ranks share the writing")
         .or_null(),
     integer(".io_multiplier", "1", "number of concurrent requests"),
+    section("zerorun.restart", "what ranks hold in memory for restarts (`zerorun --hold_every`)"),
+    boolean(
+        ".partner", "false",
+        "on several hosts each rank also copies its generations into the memory of the next host, so that "
+        "a restart goes on from memory after a host was lost"),
     object("datastates_ckpt", "settings of the DataStates checkpoint engine")
         .or_null()
         .not_supported("checkpoints are written by ZeroRun itself"),

@@ -397,3 +397,11 @@ TEST_CASE("numbers switch features as true and false do, and other numbers than 
        {R"("prescale_gradients": @"1")", "prescale_gradients", "true or false", "\"1\"",
         "write true or false"}});
 }
+
+TEST_CASE("zerorun.restart.partner is a switch that is off without the key") {
+  CHECK_FALSE(parse("").partner_generations);
+  CHECK_FALSE(parse(R"("zerorun": {"restart": {}})").partner_generations);
+  CHECK(parse(R"("zerorun": {"restart": {"partner": true}})").partner_generations);
+  check_refused({{R"("zerorun": {"restart": {"partner": @"yes"}})", "zerorun.restart.partner",
+                  "true or false", "\"yes\"", "write true or false"}});
+}
