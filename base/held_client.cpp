@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/held_exchange.h"
 #include "base/sockets.h"
 
 namespace zerorun {
@@ -31,6 +30,16 @@ void receive_into(int fd, std::span<std::byte> into, std::chrono::milliseconds p
     if (size < 0) throw Error(std::strerror(errno));
     if (size == 0) throw Error("it has closed the connection");
     into = into.subspan(static_cast<size_t>(size));
+  }
+}
+
+void send_from(int fd, std::span<const std::byte> bytes, std::chrono::milliseconds patience) {
+  while (!bytes.empty()) {
+    const ssize_t size = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (size < 0 && errno != EINTR && errno != EAGAIN) throw Error(std::strerror(errno));
+    if (size > 0) bytes = bytes.subspan(static_cast<size_t>(size));
+    if (size < 0 && !wait_for_socket(fd, POLLOUT, SocketClock::now() + patience))
+      throw Error("it takes nothing for " + std::to_string(patience.count()) + " ms");
   }
 }
 
@@ -65,34 +74,72 @@ void HeldClient::connect() {
   throw Error(problem);
 }
 
-int64_t HeldClient::try_read(int rank, int slot, std::span<std::byte> into, int64_t offset) {
+void HeldClient::send(const HeldRequest& request) {
   if (!socket_.is_open()) connect();
-  const HeldRequest request{.rank = rank - keeper_.first_rank,
-                            .slot = slot,
-                            .offset = offset,
-                            .bytes = static_cast<int64_t>(into.size())};
   if (!send_few(socket_.get(), {reinterpret_cast<const char*>(&request), sizeof request}))
     throw Error("it has closed the connection");
+}
+
+int64_t HeldClient::receive_answer(const HeldRequest& request) {
   HeldAnswer answer;
   receive_into(socket_.get(), std::as_writable_bytes(std::span(&answer, 1)), patience_.read);
-  if (answer.bytes < 0 || answer.bytes > request.bytes)
-    throw Error("it has no memory of rank " + std::to_string(rank));
-  receive_into(socket_.get(), into.first(static_cast<size_t>(answer.bytes)), patience_.read);
+  if (answer.bytes == -EINVAL || answer.bytes > request.bytes)
+    throw Error("it has no memory of such a rank (" + std::to_string(request.rank) + " there, slot " +
+                std::to_string(request.slot) + ")");
   return answer.bytes;
 }
 
-int64_t HeldClient::read(int rank, int slot, std::span<std::byte> into, int64_t offset) {
+// Runs `action`, and turns its failure into that of this and all later calls.
+template <typename Action>
+auto HeldClient::attempt(const Action& action) {
   const std::lock_guard lock(mutex_);
   try {
-    if (failure_.empty()) return try_read(rank, slot, into, offset);
+    if (failure_.empty()) return action();
   } catch (const Error& error) {
     socket_.reset();
-    failure_ = "the memory that host " + keeper_.host + " holds (--hold_every) cannot be read at " +
+    failure_ = "the memory that host " + keeper_.host + " holds (--hold_every) cannot be reached at " +
                keeper_.address + ":" + std::to_string(keeper_.port) + ": " + error.what() +
                ": all hosts of the job must reach each other's ports, and no process of zerorun there may be "
                "stopped";
   }
   throw CommError(failure_);
+}
+
+int64_t HeldClient::read(int rank, int slot, std::span<std::byte> into, int64_t offset) {
+  const HeldRequest request{
+      .rank = rank, .slot = slot, .offset = offset, .bytes = static_cast<int64_t>(into.size())};
+  return attempt([&] {
+    send(request);
+    const int64_t bytes = receive_answer(request);
+    if (bytes < 0) throw Error(std::strerror(static_cast<int>(-bytes)));
+    receive_into(socket_.get(), into.first(static_cast<size_t>(bytes)), patience_.read);
+    return bytes;
+  });
+}
+
+void HeldClient::write(int rank, int slot, std::span<const std::byte> bytes, int64_t offset) {
+  const HeldRequest request{.verb = HeldVerb::write,
+                            .rank = rank,
+                            .slot = slot,
+                            .offset = offset,
+                            .bytes = static_cast<int64_t>(bytes.size())};
+  attempt([&] {
+    send(request);
+    send_from(socket_.get(), bytes, patience_.read);
+    if (const int64_t written = receive_answer(request); written < 0)
+      throw Error(std::strerror(static_cast<int>(-written)));
+  });
+}
+
+void HeldClient::reserve(int rank, int slot, int64_t bytes) {
+  const HeldRequest request{.verb = HeldVerb::reserve, .rank = rank, .slot = slot, .bytes = bytes};
+  const int64_t given = attempt([&] {
+    send(request);
+    return receive_answer(request);
+  });
+  if (given < 0)
+    throw UserError("host " + keeper_.host + " does not give " + std::to_string(bytes) +
+                    " bytes for a copy: " + std::strerror(static_cast<int>(-given)));
 }
 
 void HeldClient::disconnect() {

@@ -13,13 +13,13 @@ namespace zerorun {
 namespace {
 
 constexpr char kHeldFile[] = "zerorun held state ";  // and the tag
-constexpr char kOwnWord[] = "memory", kKeeperWord[] = "keeper";
+constexpr char kKeeperWord[] = "keeper";
 
 // Each rank takes two open files of the owner.
 constexpr int kMostHeldRanks = 128;
 constexpr int kMostRanksInText = 1 << 20;
 
-// Reads behind the word "memory". False if it is none.
+// Reads behind the words "memory" and "copies". False if it is none.
 bool read_own(std::istringstream& text, std::vector<HeldSlots>& ranks) {
   std::string tag;
   int count = 0;
@@ -60,10 +60,10 @@ HeldMemory::HeldMemory(int ranks, std::string tag) : tag_(std::move(tag)) {
   }
 }
 
-std::string HeldMemory::place() const {
+std::string HeldMemory::place(const char* word) const {
   if (ranks_.empty()) return {};
   std::ostringstream text;
-  text << kOwnWord << ' ' << tag_ << ' ' << ranks_.size();
+  text << word << ' ' << tag_ << ' ' << ranks_.size();
   for (const HeldSlots& slots : ranks_) {
     for (const UniqueFd& slot : slots) text << " /proc/" << ::getpid() << "/fd/" << slot.get();
   }
@@ -85,7 +85,8 @@ OpenHeldMemory open_held_memory() {
   OpenHeldMemory memory;
   if (!(text >> memory.every) || memory.every < 1) return {};
   for (std::string word; text >> word;) {
-    const bool is_read = word == kOwnWord      ? read_own(text, memory.ranks)
+    const bool is_read = word == kMemoryWord   ? read_own(text, memory.ranks)
+                         : word == kCopiesWord ? read_own(text, memory.copies)
                          : word == kKeeperWord ? read_keeper(text, memory)
                                                : false;
     if (!is_read) return {};
@@ -97,7 +98,8 @@ bool is_held_memory(const std::string& place) {
   std::istringstream text(place);
   std::string word;
   std::vector<HeldSlots> ranks;
-  return text >> word && word == kOwnWord && read_own(text, ranks);
+  if (!(text >> word) || word != kMemoryWord || !read_own(text, ranks)) return false;
+  return !(text >> word) || (word == kCopiesWord && read_own(text, ranks));
 }
 
 }  // namespace zerorun

@@ -6,6 +6,7 @@
 // [Note: the text of held memory] Ranks find it by a text: the N of --hold_every, and for each host of the
 // job, in the order of their ranks, one of
 //   memory TAG RANKS PATH...           of the rank's own host; two paths for each of its RANKS
+//   copies TAG RANKS PATH...           likewise, behind it: what the host before this one has copied here
 //   keeper HOST ADDRESS PORT RANKS     of another host, whose keeper gives it to read (base/held_server.h)
 #pragma once
 
@@ -23,6 +24,8 @@ inline constexpr char kHeldMemoryVariable[] = "ZERORUN_HELD_MEMORY";
 
 using HeldSlots = std::array<UniqueFd, 2>;
 
+inline constexpr char kMemoryWord[] = "memory", kCopiesWord[] = "copies";
+
 /// The owner's side.
 class HeldMemory {
  public:
@@ -31,8 +34,9 @@ class HeldMemory {
   /// characters.
   HeldMemory(int ranks, std::string tag);
 
-  /// "memory TAG RANKS PATH...". Empty if the system has no memory files, or the host too many ranks.
-  std::string place() const;
+  /// "memory TAG RANKS PATH...", with another word for copies. Empty if the system has no memory files, or
+  /// the host too many ranks.
+  std::string place(const char* word = kMemoryWord) const;
   /// The text for ranks of a job whose only host this is, which hold the state after each step whose number
   /// `every` divides. Empty likewise.
   std::string text(int64_t every) const;
@@ -58,6 +62,7 @@ std::string keeper_place(const HeldKeeper& keeper);
 /// A rank's side.
 struct OpenHeldMemory {
   std::vector<HeldSlots> ranks;     // of the job; empty: there is none. Not open: on another host
+  std::vector<HeldSlots> copies;    // on this host, of the ranks of the host before it
   std::vector<HeldKeeper> keepers;  // of the other hosts
   int64_t every = 1;
 };

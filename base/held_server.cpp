@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/memory_limits.h"
 #include "base/sockets.h"
 
 namespace zerorun {
@@ -25,11 +26,14 @@ constexpr std::chrono::seconds kReaderPatience(60);
 // What one reader gets before the others have their turn.
 constexpr int kStepsInTurn = 8;
 constexpr int64_t kBytesInStep = 1 << 20;
+// So that no sum of two of them overflows.
+constexpr int64_t kLargestFile = int64_t{1} << 60;
 
 }  // namespace
 
-HeldServer::HeldServer(ListeningSocket listening, const std::vector<HeldSlots>& files)
-    : listening_(std::move(listening)), files_(files) {
+HeldServer::HeldServer(ListeningSocket listening, const std::vector<HeldSlots>& files,
+                       const std::vector<HeldSlots>& copies)
+    : listening_(std::move(listening)), files_(files), copies_(copies), buffer_(kBytesInStep, '\0') {
   ::fcntl(listening_.fd.get(), F_SETFL, O_NONBLOCK);
 }
 
@@ -76,14 +80,16 @@ void HeldServer::service_greetings() {
 }
 
 // False once the connection is of no use.
-bool HeldServer::serve(Reader& reader) const {
+bool HeldServer::serve(Reader& reader) {
   for (int step = 0; step < kStepsInTurn; ++step) {
-    const Step done = reader.is_answering() ? send_answer(reader) : receive_request(reader);
+    const Step done = reader.is_answering()   ? send_answer(reader)
+                      : reader.to_receive > 0 ? receive_bytes(reader)
+                                              : receive_request(reader);
     if (done == Step::broken) return false;
     if (done == Step::waits) break;
     reader.moved = Clock::now();
   }
-  const bool is_idle = !reader.is_answering() && reader.incoming.empty();
+  const bool is_idle = !reader.is_answering() && reader.incoming.empty() && reader.to_receive == 0;
   return is_idle || Clock::now() - reader.moved < kReaderPatience;
 }
 
@@ -98,43 +104,77 @@ HeldServer::Step HeldServer::receive_request(Reader& reader) const {
   HeldRequest request;
   std::memcpy(&request, reader.incoming.data(), sizeof request);
   reader.incoming.clear();
-  begin_answer(reader, request);
+  begin(reader, request);
   return Step::moved;
 }
 
-void HeldServer::begin_answer(Reader& reader, const HeldRequest& request) const {
+// -1 if there is none.
+int HeldServer::file_of(const HeldRequest& request) const {
+  const bool is_copy = request.slot >= kOwnSlots;
+  const std::vector<HeldSlots>& files = is_copy ? copies_ : files_;
+  const bool is_there = request.rank >= 0 && request.rank < std::ssize(files) && request.slot >= 0 &&
+                        request.slot < kAllSlots && request.offset >= 0 && request.bytes >= 0 &&
+                        request.offset <= kLargestFile && request.bytes <= kLargestFile &&
+                        (is_copy || request.verb == HeldVerb::read);
+  if (!is_there) return -1;
+  return files[static_cast<size_t>(request.rank)][static_cast<size_t>(request.slot % kOwnSlots)].get();
+}
+
+void HeldServer::begin(Reader& reader, const HeldRequest& request) const {
   HeldAnswer answer{.bytes = -EINVAL};
-  const bool is_there = request.rank >= 0 && request.rank < std::ssize(files_) && request.slot >= 0 &&
-                        request.slot < std::ssize(HeldSlots()) && request.offset >= 0 && request.bytes >= 0;
+  reader.file = file_of(request);
+  reader.offset = request.offset;
   struct stat status {};
-  if (is_there) {
-    const UniqueFd& file = files_[static_cast<size_t>(request.rank)][static_cast<size_t>(request.slot)];
-    if (::fstat(file.get(), &status) == 0) {
-      const int64_t rest = std::max<int64_t>(0, int64_t{status.st_size} - request.offset);
-      answer.bytes = std::min(request.bytes, rest);
-      reader.file = file.get();
-      reader.offset = request.offset;
-      reader.left = answer.bytes;
-    }
+  if (reader.file >= 0 && request.verb == HeldVerb::read && ::fstat(reader.file, &status) == 0) {
+    answer.bytes = std::clamp<int64_t>(int64_t{status.st_size} - request.offset, 0, request.bytes);
+    reader.to_send = answer.bytes;
+  } else if (reader.file >= 0 && request.verb == HeldVerb::reserve) {
+    // Beyond that the system would not refuse, but kill processes.
+    const bool fits = request.bytes <= available_memory() &&
+                      ::fallocate(reader.file, 0, 0, std::max<int64_t>(1, request.bytes)) == 0;
+    answer.bytes = fits ? request.bytes : -ENOMEM;
+  } else if (reader.file >= 0 && request.verb == HeldVerb::write && request.bytes > 0) {
+    reader.to_receive = request.bytes;
+    reader.answer.bytes = request.bytes;
+    return;
   }
   reader.head.assign(reinterpret_cast<const char*>(&answer), sizeof answer);
+}
+
+HeldServer::Step HeldServer::receive_bytes(Reader& reader) {
+  const auto wanted = static_cast<size_t>(std::min(reader.to_receive, kBytesInStep));
+  const ssize_t size = ::recv(reader.fd.get(), buffer_.data(), wanted, MSG_DONTWAIT);
+  if (size < 0) return errno == EAGAIN || errno == EINTR ? Step::waits : Step::broken;
+  if (size == 0) return Step::broken;
+  for (ssize_t done = 0; done < size && reader.answer.bytes >= 0;) {
+    const ssize_t written =
+        ::pwrite(reader.file, buffer_.data() + done, static_cast<size_t>(size - done), reader.offset + done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) reader.answer.bytes = -(written < 0 ? errno : ENOSPC);
+    done += written;
+  }
+  reader.offset += size;
+  reader.to_receive -= size;
+  if (reader.to_receive == 0)
+    reader.head.assign(reinterpret_cast<const char*>(&reader.answer), sizeof reader.answer);
+  return Step::moved;
 }
 
 HeldServer::Step HeldServer::send_answer(Reader& reader) const {
   if (!reader.head.empty()) {
     const ssize_t size = ::send(reader.fd.get(), reader.head.data(), reader.head.size(),
-                                MSG_NOSIGNAL | MSG_DONTWAIT | (reader.left > 0 ? MSG_MORE : 0));
+                                MSG_NOSIGNAL | MSG_DONTWAIT | (reader.to_send > 0 ? MSG_MORE : 0));
     if (size < 0) return errno == EAGAIN || errno == EINTR ? Step::waits : Step::broken;
     reader.head.erase(0, static_cast<size_t>(size));
     return Step::moved;
   }
   off_t offset = reader.offset;
   const ssize_t size = ::sendfile(reader.fd.get(), reader.file, &offset,
-                                  static_cast<size_t>(std::min(reader.left, kBytesInStep)));
+                                  static_cast<size_t>(std::min(reader.to_send, kBytesInStep)));
   if (size < 0) return errno == EAGAIN || errno == EINTR ? Step::waits : Step::broken;
   if (size == 0) return Step::broken;  // the file has become shorter
   reader.offset += size;
-  reader.left -= size;
+  reader.to_send -= size;
   return Step::moved;
 }
 

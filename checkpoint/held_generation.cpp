@@ -69,7 +69,7 @@ void clear_generation(int descriptor) {
   write_held(descriptor, std::as_bytes(std::span(&none, 1)), 0);
 }
 
-void finish_generation(int descriptor, const HeldGeneration& generation, int64_t end) {
+int64_t finish_generation(int descriptor, const HeldGeneration& generation, int64_t end) {
   const std::string text = json({{"run", generation.run},
                                  {"attempt", generation.attempt},
                                  {"step", generation.step},
@@ -85,6 +85,7 @@ void finish_generation(int descriptor, const HeldGeneration& generation, int64_t
   write_held(descriptor, std::as_bytes(std::span(&page, 1)), 0);
   page.mark = kWholeMark;
   write_held(descriptor, std::as_bytes(std::span(&page.mark, 1)), 0);
+  return page.text_offset + page.text_bytes;
 }
 
 std::optional<HeldGeneration> read_generation(const HeldSlot& slot) {

@@ -31,8 +31,9 @@ struct HeldGeneration {
 
 /// From now on the memory file has no generation.
 void clear_generation(int descriptor);
-/// Completes a generation whose files lie before `end`. Throws UserError if the system has no memory for it.
-void finish_generation(int descriptor, const HeldGeneration& generation, int64_t end);
+/// Completes a generation whose files lie before `end`; returns its own end. Throws UserError if the system
+/// has no memory for it.
+int64_t finish_generation(int descriptor, const HeldGeneration& generation, int64_t end);
 /// Absent if the memory file has none, because it was never completed. Throws UserError if it is damaged, and
 /// CommError if the keeper of another host does not answer.
 std::optional<HeldGeneration> read_generation(const HeldSlot& slot);

@@ -51,6 +51,12 @@ ino_t number_of(const HeldSlots& slots) {
   return status.st_ino;
 }
 
+int64_t file_bytes(int file) {
+  struct stat status {};
+  ::fstat(file, &status);
+  return status.st_size;
+}
+
 std::string id_of(const fs::path& directory) {
   std::error_code error;
   const fs::path whole = fs::weakly_canonical(directory, error);
@@ -100,9 +106,9 @@ std::string HeldGenerations::list_own(const std::string& refusal) const {
   if (own_ == nullptr) return kRemark + places_->problem() + ": none is taken\n";
   if (!refusal.empty()) return kRemark + refusal + ": none is taken\n";
   std::string list = "\n";
-  for (const UniqueFd& slot : *own_) {
+  for (const HeldSlot& slot : places_->sources()) {
     try {
-      const auto generation = checkpoint::read_generation(slot.get());
+      const auto generation = checkpoint::read_generation(slot);
       // What this engine has held itself is the state that the program wants to leave.
       const bool is_own = holds_ && generation && generation->attempt == attempt_;
       if (generation && generation->run == run_ && !is_own)
@@ -119,6 +125,7 @@ std::vector<HeldGenerations::Found> HeldGenerations::find(EngineState& state, co
   Communicator& ranks = state.mesh.world();
   open(state);
   run_ = id_of(directory);
+  if (own_ != nullptr && state.config.holds_at_partner) places_->use_copies();
   const std::vector<std::string> texts = exchange_texts(list_own(refusal), ranks, kLabel);
   has_memory_ = std::ranges::none_of(texts, [](const std::string& text) { return text.empty(); });
   if (!has_memory_) return {};
@@ -181,21 +188,13 @@ int64_t HeldGenerations::bytes_of_slot(EngineState& state) const {
 // So that a lack of memory is found before the first step. The system gives memory files more than there is,
 // and kills a process when it is used. `bytes`: of a generation, of each rank.
 void HeldGenerations::check_fits(const std::vector<int64_t>& bytes) const {
-  int64_t wanted = 0, ranks = 0;
-  for (size_t rank = 0; rank < bytes.size(); ++rank) {
-    if (!places_->is_here(static_cast<int>(rank))) continue;
-    wanted += 2 * bytes[rank];
-    ++ranks;
-  }
-  for (const UniqueFd& slot : *own_) {
-    struct stat status {};
-    if (::fstat(slot.get(), &status) == 0)
-      wanted -= 512 * int64_t{status.st_blocks} * ranks;  // there already
-  }
-  const int64_t available = available_memory();
+  const int64_t wanted = places_->bytes_wanted(bytes), available = available_memory();
   if (wanted <= available) return;
-  throw UserError("two generations of all ranks of its host take " + std::to_string(wanted >> 20) +
-                  " MiB, and " + std::to_string(available >> 20) + " MiB are available");
+  throw UserError(
+      (places_->makes_copies()
+           ? "two generations of all ranks of its host, and copies of as many of another host's, take "
+           : "two generations of all ranks of its host take ") +
+      std::to_string(wanted >> 20) + " MiB, and " + std::to_string(available >> 20) + " MiB are available");
 }
 
 void HeldGenerations::start(EngineState& state, const Found* restored, const std::string& refusal,
@@ -214,7 +213,10 @@ void HeldGenerations::start(EngineState& state, const Found* restored, const std
   const std::string lack = own_reason.empty() ? failure_of([&] { check_fits(bytes); }).text : own_reason;
   auto reasons = exchange_texts(lack, ranks, kLabel);
   const auto reserve = [&] {
-    for (const UniqueFd& slot : *own_) checkpoint::reserve_generation(slot.get(), own_bytes);
+    for (const int slot : {0, 1}) {
+      checkpoint::reserve_generation(places_->own_file(slot), own_bytes);
+      places_->reserve_copy(slot, own_bytes);
+    }
   };
   if (std::ranges::all_of(reasons, &std::string::empty))
     reasons = exchange_texts(failure_of(reserve).text, ranks, kLabel);
@@ -246,26 +248,26 @@ void HeldGenerations::claim() const {
 void HeldGenerations::keep_only(const Found* restored) {
   newest_ = 1;
   newest_step_ = -1;
-  for (int slot = 0; slot < 2; ++slot) {
-    const int file = (*own_)[static_cast<size_t>(slot)].get();
-    bool is_restored = false;
-    failure_of([&] {  // the other one may be damaged
-      const auto there = checkpoint::read_generation(file);
-      is_restored = restored && there && there->run == run_ && there->attempt == restored->attempt &&
-                    there->step == restored->step;
-    });
-    if (is_restored) {
-      newest_ = slot;
-      newest_step_ = restored->step;
-    } else {
-      checkpoint::clear_generation(file);
+  const auto has_it = [&](const HeldSlot& slot) {
+    return restored && HeldPlaces::has(slot, run_, restored->attempt, restored->step);
+  };
+  for (const int slot : {0, 1}) {
+    const HeldSlot own{.descriptor = places_->own_file(slot)};
+    const bool is_copied = places_->makes_copies() && has_it(places_->own_copy(slot));
+    if (is_copied && !has_it(own)) places_->fetch_copy(slot);
+    if (!has_it(own)) {
+      places_->clear(slot);
+      continue;
     }
+    newest_ = slot;
+    newest_step_ = restored->step;
+    if (!is_copied) places_->send_copy(slot, file_bytes(own.descriptor));
   }
 }
 
 void HeldGenerations::begin_save(const EngineState& state) {
   if (!holds_ || newest_step_ != state.progress.counts().global) return;
-  checkpoint::clear_generation((*own_)[static_cast<size_t>(newest_)].get());
+  places_->clear(newest_);
   newest_ = 1 - newest_;
   newest_step_ = -1;
 }
@@ -273,7 +275,7 @@ void HeldGenerations::begin_save(const EngineState& state) {
 void HeldGenerations::drop() {
   is_due_ = false;
   if (!holds_) return;
-  for (const UniqueFd& slot : *own_) checkpoint::clear_generation(slot.get());
+  for (const int slot : {0, 1}) places_->clear(slot);
 }
 
 // Frees the memory, also that which a refused start has taken, unless another engine of this process has it.
@@ -282,8 +284,9 @@ void HeldGenerations::release() {
   const std::lock_guard lock(used_memory().mutex);
   const bool is_used = used_memory().files.contains(number_of(*own_));
   if (is_used && !holds_) return;
-  for (const UniqueFd& slot : *own_) {
-    [[maybe_unused]] const int ignored = ::ftruncate(slot.get(), 0);
+  for (const int slot : {0, 1}) {
+    failure_of([&] { places_->clear(slot); });
+    [[maybe_unused]] const int ignored = ::ftruncate(places_->own_file(slot), 0);
   }
   used_memory().files.erase(number_of(*own_));
   holds_ = false;
@@ -336,11 +339,11 @@ void HeldGenerations::write(EngineState& state) {
   const auto begin = std::chrono::steady_clock::now();
   const int64_t step = state.progress.counts().global;
   const int slot = 1 - newest_;
-  const int file = (*own_)[static_cast<size_t>(slot)].get();
+  const int file = places_->own_file(slot);
   const std::string tag = checkpoint::kStepTag + std::to_string(step);
   CheckpointPart part;
   fill_part(state, tag, program_state(), ReadTime::at_once, part);
-  checkpoint::clear_generation(file);
+  places_->clear(slot);
   checkpoint::HeldFiles files(file, checkpoint::kHeldBegin);
   std::map<std::string, checkpoint::StateFileFacts> facts;
   for (const checkpoint::FileToWrite& one : part.files)
@@ -351,11 +354,12 @@ void HeldGenerations::write(EngineState& state) {
   const bool is_first = state.mesh.world().rank() == 0;
   part.manifest.numbers.assign(static_cast<size_t>(part.manifest.world_size), {});
   if (is_first) generation.manifest = checkpoint::to_json(part.manifest);
-  checkpoint::finish_generation(file, generation, files.end());
+  const int64_t bytes = checkpoint::finish_generation(file, generation, files.end());
+  places_->send_copy(slot, bytes);
   newest_ = slot;
   newest_step_ = step;
   constexpr int64_t kSteady = 4;  // both slots have their pages
-  if (++held_ == kSteady && is_first) log_cost(std::chrono::steady_clock::now() - begin, files.end());
+  if (++held_ == kSteady && is_first) log_cost(std::chrono::steady_clock::now() - begin, bytes);
   written_ = std::chrono::steady_clock::now();
 }
 
@@ -367,6 +371,7 @@ void HeldGenerations::log_cost(std::chrono::duration<double> time, int64_t bytes
   text << "each rank holds its last two generations in memory (--hold_every): 2 x " << mib
        << " MiB for rank 0, each written in " << time.count() * 1000 << " ms (" << mib / 1024 / time.count()
        << " GiB/s), " << 100 * (time / between) << " % of the time from one to the next";
+  if (places_->makes_copies()) text << ", with the copies to the next host: " << mib << " MiB sent for each";
   log_info(text.str());
 }
 

@@ -81,11 +81,12 @@ void run(const std::vector<std::string>& words) {
   watch_other_end(connection.get());
   FrameSocket launcher(std::move(connection));  // closed last, when the memory is free
   const int node = std::stoi(words.at(2));
-  const HeldMemory memory(std::stoi(words.at(3)), words.at(4));
-  HeldServer server(listen_on("", 0), memory.ranks());
+  const int ranks = std::stoi(words.at(3));
+  const HeldMemory memory(ranks, words.at(4)), copies(ranks, words.at(4));
+  HeldServer server(listen_on("", 0), memory.ranks(), copies.ranks());
+  const std::string place = copies.place().empty() ? "" : memory.place() + " " + copies.place(kCopiesWord);
   launcher.send(FrameType::hello, encode(AgentHello{ZERORUN_VERSION, node, this_hostname(), ""}));
-  launcher.send(FrameType::keeper,
-                encode(KeeperHello{words.at(4), memory.place(), server.port(), ::getpid()}));
+  launcher.send(FrameType::keeper, encode(KeeperHello{words.at(4), place, server.port(), ::getpid()}));
   say(kKeeperReady);
   leave_the_agent();
   keep(launcher, server);
@@ -103,7 +104,8 @@ int run_keeper_command(int argc, char** argv) {
     throw UserError(std::string("zerorun ") + kKeeperCommand +
                     " is internal: an agent of zerorun runs it on each host of a job");
   }
-  std::signal(SIGPIPE, SIG_IGN);  // a reader that ends must not end the keeper
+  // A reader that ends, or a limit of file sizes, must not end the keeper.
+  for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
   ::prctl(PR_SET_NAME, "zr-keeper");
   try {
     run({argv + 2, argv + argc});

@@ -33,13 +33,16 @@ using Catch::Matchers::Contains;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kRanks = 2, kFirstRank = 4;
+constexpr int kRanks = 2;
 const HeldPatience kShort{.connect = milliseconds(400), .read = milliseconds(400)};
 
 // A keeper's memory and its server, which a thread serves.
 class Keeper {
  public:
-  Keeper() : memory_(kRanks, "test"), server_(listen_on("127.0.0.1", 0), memory_.ranks()) {
+  Keeper()
+      : memory_(kRanks, "test"),
+        copies_(kRanks, "test"),
+        server_(listen_on("127.0.0.1", 0), memory_.ranks(), copies_.ranks()) {
     std::signal(SIGPIPE, SIG_IGN);
     set_token("token");
     thread_ = std::jthread([this](const std::stop_token& end) {
@@ -67,15 +70,11 @@ class Keeper {
     return memory_.ranks()[static_cast<size_t>(rank)][static_cast<size_t>(slot)].get();
   }
   HeldKeeper place() const {
-    return {.host = "worker-1",
-            .address = "127.0.0.1",
-            .port = port(),
-            .first_rank = kFirstRank,
-            .ranks = kRanks};
+    return {.host = "worker-1", .address = "127.0.0.1", .port = port(), .first_rank = 4, .ranks = kRanks};
   }
 
  private:
-  HeldMemory memory_;
+  HeldMemory memory_, copies_;
   HeldServer server_;
   std::mutex mutex_;
   bool is_served_ = true;
@@ -130,42 +129,72 @@ TEST_CASE("a rank reads what the keeper of another host holds, and no more than 
   for (size_t i = 0; i < large.size(); ++i) large[i] = static_cast<char>(i * 7 + i / 1000);
   fill(keeper.file(1, 1), large);
   HeldClient client(keeper.place(), "token");
-  CHECK(read(client, kFirstRank, 1, 4, 5) == "first");
-  CHECK(read(client, kFirstRank + 1, 0, 11, 100) == "rank");
-  CHECK(read(client, kFirstRank + 1, 1, 0, large.size()) == large);
-  CHECK(read(client, kFirstRank + 1, 1, 12345, 1 << 20) == large.substr(12345, 1 << 20));
+  CHECK(read(client, 0, 1, 4, 5) == "first");
+  CHECK(read(client, 1, 0, 11, 100) == "rank");
+  CHECK(read(client, 1, 1, 0, large.size()) == large);
+  CHECK(read(client, 1, 1, 12345, 1 << 20) == large.substr(12345, 1 << 20));
   client.disconnect();
-  CHECK(read(client, kFirstRank, 0, 0, 10).empty());
-  CHECK(read(client, kFirstRank, 1, 14, 10).empty());
-  CHECK(read(client, kFirstRank, 1, INT64_MAX, 10).empty());
+  CHECK(read(client, 0, 0, 0, 10).empty());
+  CHECK(read(client, 0, 1, 14, 10).empty());
+  CHECK(read(client, 0, 1, int64_t{1} << 59, 10).empty());
   struct Wrong {
     int rank, slot;
     int64_t offset;
   };
   for (const auto& [rank, slot, offset] :
-       {Wrong{kFirstRank - 1, 0, 0}, Wrong{kFirstRank + kRanks, 0, 0}, Wrong{kFirstRank, 2, 0},
-        Wrong{kFirstRank, -1, 0}, Wrong{kFirstRank, 0, -1}, Wrong{INT32_MAX, INT32_MAX, INT64_MAX}}) {
+       {Wrong{-1, 0, 0}, Wrong{kRanks, 0, 0}, Wrong{0, 4, 0}, Wrong{0, -1, 0}, Wrong{0, 0, -1},
+        Wrong{INT32_MAX, INT32_MAX, INT64_MAX}}) {
     CAPTURE(rank, slot, offset);
     HeldClient other(keeper.place(), "token");
     CHECK_THROWS_WITH(read(other, rank, slot, offset, 10),
-                      Contains("it has no memory of rank " + std::to_string(rank)));
+                      Contains("it has no memory of such a rank (" + std::to_string(rank)));
   }
+}
+
+TEST_CASE("a rank writes copies into another host's memory, and into nothing else") {
+  const Keeper keeper;
+  fill(keeper.file(1, 0), "the state");
+  std::string large(5 << 20, '\0');
+  for (size_t i = 0; i < large.size(); ++i) large[i] = static_cast<char>(i * 7 + i / 1000);
+  HeldClient client(keeper.place(), "token");
+  client.reserve(1, 3, static_cast<int64_t>(large.size()));
+  const auto bytes = std::as_bytes(std::span(large));
+  client.write(1, 3, bytes.subspan(4096), 4096);
+  client.write(1, 3, bytes.first(4096), 0);
+  CHECK(read(client, 1, 3, 0, large.size()) == large);
+  CHECK(read(client, 1, 2, 0, 10).empty());
+  CHECK_THROWS_WITH(client.reserve(1, 3, int64_t{1} << 50),
+                    Contains("host worker-1 does not give 1125899906842624 bytes for a copy"));
+  CHECK(read(client, 1, 3, 4090, 10) == large.substr(4090, 10));
+  for (const int slot : {0, 1, 4, -1}) {
+    CAPTURE(slot);
+    HeldClient other(keeper.place(), "token");
+    CHECK_THROWS_WITH(other.write(1, slot, bytes.first(100), 0), Contains("it has no memory of such a rank"));
+  }
+  CHECK(read(client, 1, 0, 0, 100) == "the state");
+
+  // A rank that is killed while it writes.
+  UniqueFd part = greeted(keeper.port());
+  send_request(part.get(), {.verb = HeldVerb::write, .rank = 1, .slot = 3, .bytes = 1 << 20});
+  REQUIRE(::send(part.get(), "new", 3, MSG_NOSIGNAL) == 3);
+  part.reset();
+  CHECK(read(client, 1, 3, 4096, 100) == large.substr(4096, 100));
 }
 
 TEST_CASE("only those read that know the token of the attempt") {
   Keeper keeper;
   fill(keeper.file(0, 0), "state");
   HeldClient earlier(keeper.place(), "token", kShort);
-  CHECK(read(earlier, kFirstRank, 0, 0, 5) == "state");
+  CHECK(read(earlier, 0, 0, 0, 5) == "state");
   HeldClient stranger(keeper.place(), "another", kShort);
   CHECK_THROWS_WITH(
-      read(stranger, kFirstRank, 0, 0, 5),
-      Contains("the memory that host worker-1 holds (--hold_every) cannot be read at 127.0.0.1:") &&
+      read(stranger, 0, 0, 0, 5),
+      Contains("the memory that host worker-1 holds (--hold_every) cannot be reached at 127.0.0.1:") &&
           Contains("does not answer as this job's keeper"));
   keeper.set_token("next");
-  CHECK_THROWS_AS(read(earlier, kFirstRank, 0, 0, 5), CommError);
+  CHECK_THROWS_AS(read(earlier, 0, 0, 0, 5), CommError);
   HeldClient later(keeper.place(), "next");
-  CHECK(read(later, kFirstRank, 0, 0, 5) == "state");
+  CHECK(read(later, 0, 0, 0, 5) == "state");
 
   // A rank may begin to connect before the keeper has learnt the token.
   std::jthread soon([&] {
@@ -173,14 +202,14 @@ TEST_CASE("only those read that know the token of the attempt") {
     keeper.set_token("third");
   });
   HeldClient early(keeper.place(), "third");
-  CHECK(read(early, kFirstRank, 0, 0, 5) == "state");
+  CHECK(read(early, 0, 0, 0, 5) == "state");
 }
 
 TEST_CASE("what a client does wrong concerns no other one") {
   const Keeper keeper;
   fill(keeper.file(0, 0), std::string(64 << 20, 's'));
   HeldClient client(keeper.place(), "token", kShort);
-  CHECK(read(client, kFirstRank, 0, 0, 3) == "sss");
+  CHECK(read(client, 0, 0, 0, 3) == "sss");
 
   std::vector<UniqueFd> silent;
   for (int number = 0; number < 100; ++number) silent.push_back(connection(keeper.port()));
@@ -188,17 +217,17 @@ TEST_CASE("what a client does wrong concerns no other one") {
   REQUIRE(::send(noise.get(), "GET / HTTP/1.1\r\n\r\n", 18, MSG_NOSIGNAL) == 18);
   CHECK(is_closed_soon(noise.get()));
   UniqueFd part = greeted(keeper.port());
-  send_request(part.get(), {.rank = 0, .slot = 0, .offset = 0, .bytes = 5}, 7);
+  send_request(part.get(), {.bytes = 5}, 7);
   const UniqueFd stalls = greeted(keeper.port());
-  send_request(stalls.get(), {.rank = 0, .slot = 0, .offset = 0, .bytes = 64 << 20});
+  send_request(stalls.get(), {.bytes = 64 << 20});
   UniqueFd leaves = greeted(keeper.port());
-  send_request(leaves.get(), {.rank = 0, .slot = 0, .offset = 0, .bytes = 64 << 20});
+  send_request(leaves.get(), {.bytes = 64 << 20});
   leaves.reset();
 
-  CHECK(read(client, kFirstRank, 0, 0, 3) == "sss");
+  CHECK(read(client, 0, 0, 0, 3) == "sss");
   part.reset();
   HeldClient other(keeper.place(), "token");
-  CHECK(read(other, kFirstRank, 0, 0, 3) == "sss");
+  CHECK(read(other, 0, 0, 0, 3) == "sss");
   // The file becomes shorter while it is sent.
   char first = 0;
   REQUIRE(::recv(stalls.get(), &first, 1, 0) == 1);
@@ -210,25 +239,25 @@ TEST_CASE("what a client does wrong concerns no other one") {
     REQUIRE(::poll(&entry, 1, 2000) == 1);
     size = ::recv(stalls.get(), rest.data(), rest.size(), 0);
   } while (size > 0);
-  CHECK(read(other, kFirstRank, 0, 99, 3) == "s");
+  CHECK(read(other, 0, 0, 99, 3) == "s");
 }
 
 TEST_CASE("a keeper that is gone or stopped is an error with a deadline, once") {
   auto keeper = std::make_unique<Keeper>();
   HeldClient client(keeper->place(), "token", kShort), late(keeper->place(), "token", kShort);
-  CHECK(read(client, kFirstRank, 0, 0, 3).empty());
+  CHECK(read(client, 0, 0, 0, 3).empty());
   keeper->stop_serving();
   const auto begin = Clock::now();
-  CHECK_THROWS_WITH(read(client, kFirstRank, 0, 0, 3), Contains("nothing has come from it for 400 ms"));
-  CHECK_THROWS_AS(read(late, kFirstRank, 0, 0, 3), CommError);
+  CHECK_THROWS_WITH(read(client, 0, 0, 0, 3), Contains("nothing has come from it for 400 ms"));
+  CHECK_THROWS_AS(read(late, 0, 0, 0, 3), CommError);
   const auto middle = Clock::now();
   CHECK(middle - begin < milliseconds(3000));
-  for (int again = 0; again < 20; ++again) CHECK_THROWS_AS(read(client, kFirstRank, 0, 0, 3), CommError);
+  for (int again = 0; again < 20; ++again) CHECK_THROWS_AS(read(client, 0, 0, 0, 3), CommError);
   CHECK(Clock::now() - middle < milliseconds(300));
   const HeldKeeper place = keeper->place();
   keeper.reset();
   HeldClient refused(place, "token");
-  CHECK_THROWS_WITH(read(refused, kFirstRank, 0, 0, 3), Contains("Connection refused"));
+  CHECK_THROWS_WITH(read(refused, 0, 0, 0, 3), Contains("Connection refused"));
   CHECK(Clock::now() - middle < milliseconds(2000));
 }
 

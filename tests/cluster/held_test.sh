@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # held_test.sh BIN SOURCE: jobs on two hosts of two ranks each that go on from memory (--hold_every), which a keeper on each host
 # holds. When a rank, an agent, ssh, a keeper or the launcher is killed, the training ends with the bits of an undisturbed one, and
-# no keeper is left.
+# no keeper is left. Likewise when a host is lost, with copies on the next one (zerorun.restart.partner).
 set -euo pipefail
 bin=$1 source=$2
 # shellcheck source=tests/cluster/hosts.bash
@@ -13,6 +13,7 @@ start_sshds
 cd "$work"
 export OMP_NUM_THREADS=1
 steps=40
+more=() # arguments of the program
 
 # start NAME STAGE [OPTIONS...]: a training in the folder NAME that saves no checkpoint. It waits before its last step for the file
 # NAME/go.
@@ -21,7 +22,7 @@ start() {
   shift 2
   mkdir "$name"
   on 0 timeout 90 "$bin/zerorun" --device cpu --timeout 60 --hostfile "$work/hostfile" --max_restarts 4 "$@" \
-    "$bin/restarted_program" "$work/$name" "$steps" 1000 "$stage" fp32 </dev/null >"$name.out" 2>"$name.log" &
+    "$bin/restarted_program" "$work/$name" "$steps" 1000 "$stage" fp32 "${more[@]}" </dev/null >"$name.out" 2>"$name.log" &
   job=$!
 }
 # logged RANK: how many lines of steps the rank has written.
@@ -140,4 +141,22 @@ for kill in 1 2 3; do
   said "restart $kill of 4"
 done
 ends 3
+
+# The next host has copies. A host is lost with its memory, and comes back; then the other one.
+lose() { kill -9 $(processes_on "$1" '^[^ ]*bin/zerorun --(agent|keeper)|^[^ ]*bin/restarted_program'); }
+for stage in 0 3; do
+  more=(partner)
+  start partner$stage $stage --hold_every 1
+  reaches 6
+  lose 1
+  said 'load_newest\(\): step [0-9]+ from memory'
+  reaches 12
+  lose 0
+  said 'load_newest\(\): step [0-9]+ from memory' 2
+  reaches 18
+  kill -9 "$(rank_on 1)"
+  said 'load_newest\(\): step [0-9]+ from memory' 3
+  ends 3
+  grep -q 'with the copies to the next host: .* MiB sent' partner$stage.log || fail "the copies' cost is not said"
+done
 echo "$passed passed, 0 failed"

@@ -1,6 +1,6 @@
 // A training for restarts_test: a rank of `zerorun --max_restarts`, which a test kills at any moment.
 //
-//   restarted_program FOLDER STEPS SAVE_EVERY STAGE PRECISION
+//   restarted_program FOLDER STEPS SAVE_EVERY STAGE PRECISION [partner]
 //
 // Rank R appends a line to FOLDER/rankR for each step, just before it ends: "STEP LOSS SAMPLE...", and times
 // of its attempt as "# began|read|stepped SECONDS". The last step waits until there is a file FOLDER/go.
@@ -28,7 +28,8 @@ using namespace std::chrono_literals;
 constexpr int64_t kData = 50;
 constexpr int64_t kWidth = 24;
 
-std::string config_of(const std::string& stage, const std::string& precision) {
+// `partner`: of zerorun.restart.
+std::string config_of(const std::string& stage, const std::string& precision, bool partner) {
   // A window of 8 steps, so that the scale grows in the run.
   const std::string fp16 = R"("fp16": {"enabled": true, "initial_scale_power": 18, "loss_scale_window": 8},)";
   return R"({
@@ -40,6 +41,7 @@ std::string config_of(const std::string& stage, const std::string& precision) {
          (precision == "fp16"   ? fp16
           : precision == "bf16" ? R"("bf16": {"enabled": true},)"
                                 : "") +
+         (partner ? R"("zerorun": {"restart": {"partner": true}},)" : "") +
          R"("zero_optimization": {"stage": )" + stage + "}}";
 }
 
@@ -145,8 +147,9 @@ int run(const fs::path& folder, int64_t steps, int64_t save_every, const std::st
 
 int main(int argc, char** argv) {
   return zerorun::run_program([&] {
-    if (argc != 6)
-      throw zerorun::UserError("usage: restarted_program FOLDER STEPS SAVE_EVERY STAGE PRECISION");
-    return run(argv[1], std::atoll(argv[2]), std::atoll(argv[3]), config_of(argv[4], argv[5]));
+    const bool partner = argc == 7 && std::string(argv[6]) == "partner";
+    if (argc != 6 && !partner)
+      throw zerorun::UserError("usage: restarted_program FOLDER STEPS SAVE_EVERY STAGE PRECISION [partner]");
+    return run(argv[1], std::atoll(argv[2]), std::atoll(argv[3]), config_of(argv[4], argv[5], partner));
   });
 }
