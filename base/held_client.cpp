@@ -132,14 +132,19 @@ void HeldClient::write(int rank, int slot, std::span<const std::byte> bytes, int
 }
 
 void HeldClient::reserve(int rank, int slot, int64_t bytes) {
-  const HeldRequest request{.verb = HeldVerb::reserve, .rank = rank, .slot = slot, .bytes = bytes};
-  const int64_t given = attempt([&] {
-    send(request);
-    return receive_answer(request);
-  });
-  if (given < 0)
-    throw UserError("host " + keeper_.host + " does not give " + std::to_string(bytes) +
-                    " bytes for a copy: " + std::strerror(static_cast<int>(-given)));
+  int64_t taken = 0;
+  do {
+    const HeldRequest request{
+        .verb = HeldVerb::reserve, .rank = rank, .slot = slot, .offset = taken, .bytes = bytes - taken};
+    const int64_t more = attempt([&] {
+      send(request);
+      return receive_answer(request);
+    });
+    if (more < 0 || (more == 0 && bytes > 0))
+      throw UserError("host " + keeper_.host + " does not give " + std::to_string(bytes) +
+                      " bytes for a copy: " + std::strerror(static_cast<int>(-more)));
+    taken += more;
+  } while (taken < bytes);
 }
 
 void HeldClient::disconnect() {

@@ -35,7 +35,7 @@ class HeldClient {
   int64_t read(int rank, int slot, std::span<std::byte> into, int64_t offset);
   /// Writes into a copy.
   void write(int rank, int slot, std::span<const std::byte> bytes, int64_t offset);
-  /// Takes memory for a copy in advance. Throws UserError if the host does not give it.
+  /// Takes memory for a copy in advance; 0 bytes: frees it. Throws UserError if the host does not give it.
   void reserve(int rank, int slot, int64_t bytes);
   /// Until the next read.
   void disconnect();

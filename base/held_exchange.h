@@ -14,7 +14,8 @@ inline constexpr GreetingWords kHeldWords = {"zerorun memory 1\n", "keeper", "ra
 enum class HeldVerb : int32_t {
   read,     // of any file
   write,    // into a copy; `bytes` follow
-  reserve,  // memory for so many bytes of a copy
+  reserve,  // memory for so many bytes of a copy, from `offset` on, of which the answer says how many were
+            // taken; 0 bytes: frees what is behind `offset`
 };
 
 struct HeldRequest {

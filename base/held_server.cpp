@@ -4,6 +4,7 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -23,9 +24,12 @@ constexpr size_t kMostHeldGreetings = 64;
 constexpr size_t kMostReaders = 4096;
 // A rank that neither takes its answer nor ends its request for so long is stuck.
 constexpr std::chrono::seconds kReaderPatience(60);
+// When the process has no descriptor left, no connection is accepted for so long.
+constexpr std::chrono::milliseconds kPauseWithoutRoom(200);
 // What one reader gets before the others have their turn.
 constexpr int kStepsInTurn = 8;
 constexpr int64_t kBytesInStep = 1 << 20;
+constexpr int64_t kReservedAtOnce = 256 << 20;
 // So that no sum of two of them overflows.
 constexpr int64_t kLargestFile = int64_t{1} << 60;
 
@@ -44,7 +48,7 @@ void HeldServer::set_token(const std::string& token) {
 }
 
 void HeldServer::append_poll_entries(std::vector<pollfd>& entries) const {
-  entries.push_back({listening_.fd.get(), POLLIN, 0});
+  if (Clock::now() >= accepts_again_) entries.push_back({listening_.fd.get(), POLLIN, 0});
   for (const Greeting& one : greetings_) entries.push_back({one.fd(), POLLIN, 0});
   for (const Reader& one : readers_)
     entries.push_back({one.fd.get(), static_cast<short>(one.is_answering() ? POLLOUT : POLLIN), 0});
@@ -59,7 +63,11 @@ void HeldServer::service() {
 void HeldServer::accept_connections() {
   while (true) {
     UniqueFd connection(::accept4(listening_.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!connection.is_open()) return;
+    if (!connection.is_open()) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+        accepts_again_ = Clock::now() + kPauseWithoutRoom;
+      return;
+    }
     if (!token_ || readers_.size() >= kMostReaders) continue;
     if (greetings_.size() >= kMostHeldGreetings) greetings_.pop_front();
     watch_other_end(connection.get());
@@ -129,16 +137,24 @@ void HeldServer::begin(Reader& reader, const HeldRequest& request) const {
     answer.bytes = std::clamp<int64_t>(int64_t{status.st_size} - request.offset, 0, request.bytes);
     reader.to_send = answer.bytes;
   } else if (reader.file >= 0 && request.verb == HeldVerb::reserve) {
-    // Beyond that the system would not refuse, but kill processes.
-    const bool fits = request.bytes <= available_memory() &&
-                      ::fallocate(reader.file, 0, 0, std::max<int64_t>(1, request.bytes)) == 0;
-    answer.bytes = fits ? request.bytes : -ENOMEM;
+    answer.bytes = reserve(reader.file, request);
   } else if (reader.file >= 0 && request.verb == HeldVerb::write && request.bytes > 0) {
     reader.to_receive = request.bytes;
     reader.answer.bytes = request.bytes;
     return;
   }
   reader.head.assign(reinterpret_cast<const char*>(&answer), sizeof answer);
+}
+
+// Returns how many bytes it has taken: at most kReservedAtOnce, since nobody else is served meanwhile.
+int64_t HeldServer::reserve(int file, const HeldRequest& request) {
+  if (request.bytes == 0) return ::ftruncate(file, request.offset) == 0 ? 0 : -errno;
+  struct stat status {};
+  if (::fstat(file, &status) != 0) return -errno;
+  // More than is available the system would not refuse, but kill processes.
+  if (request.offset + request.bytes - 512 * int64_t{status.st_blocks} > available_memory()) return -ENOMEM;
+  const int64_t taken = std::min(request.bytes, kReservedAtOnce);
+  return ::fallocate(file, 0, request.offset, taken) == 0 ? taken : -errno;
 }
 
 HeldServer::Step HeldServer::receive_bytes(Reader& reader) {

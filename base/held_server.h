@@ -59,6 +59,7 @@ class HeldServer {
   Step send_answer(Reader& reader) const;
   int file_of(const HeldRequest& request) const;
   void begin(Reader& reader, const HeldRequest& request) const;
+  static int64_t reserve(int file, const HeldRequest& request);
 
   ListeningSocket listening_;
   const std::vector<HeldSlots>&files_, &copies_;
@@ -66,6 +67,7 @@ class HeldServer {
   std::optional<Seal> token_;
   std::list<Greeting> greetings_;  // the oldest first
   std::list<Reader> readers_;
+  Clock::time_point accepts_again_ = {};
 };
 
 }  // namespace zerorun

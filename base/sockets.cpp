@@ -10,9 +10,12 @@
 namespace zerorun {
 
 bool wait_for_socket(int fd, short events, SocketClock::time_point deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SocketClock::now()).count();
-  pollfd entry = {fd, events, 0};
-  return left > 0 && ::poll(&entry, 1, static_cast<int>(left)) == 1;
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SocketClock::now()).count();
+    pollfd entry = {fd, events, 0};
+    const int ready = left > 0 ? ::poll(&entry, 1, static_cast<int>(left)) : 0;
+    if (ready >= 0 || errno != EINTR) return ready == 1;
+  }
 }
 
 bool send_few(int fd, std::string_view bytes) {

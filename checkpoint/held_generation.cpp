@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -19,9 +20,11 @@ namespace {
 using nlohmann::json;
 
 constexpr uint64_t kWholeMark = 0x31646c6568727a00;  // "\0zrheld1"
+constexpr uint64_t kClearedMark = 1;
+constexpr int64_t kMostBytes = int64_t{1} << 50;
 
 struct FirstPage {
-  uint64_t mark;  // kWholeMark, or 0: there is no generation
+  uint64_t mark;  // kWholeMark; without a generation kClearedMark, or 0 in a file that nobody has used
   int64_t text_offset;
   int64_t text_bytes;
   uint64_t text_checksum;
@@ -64,8 +67,13 @@ HeldGeneration parse_description(const std::string& text, const HeldSlot& slot) 
 
 }  // namespace
 
+bool was_used(int descriptor) {
+  uint64_t mark = 0;
+  return ::pread(descriptor, &mark, sizeof mark, 0) == sizeof mark && mark != 0;
+}
+
 void clear_generation(int descriptor) {
-  const FirstPage none{};
+  const FirstPage none{.mark = kClearedMark, .text_offset = 0, .text_bytes = 0, .text_checksum = 0};
   write_held(descriptor, std::as_bytes(std::span(&none, 1)), 0);
 }
 
@@ -77,7 +85,7 @@ int64_t finish_generation(int descriptor, const HeldGeneration& generation, int6
                                  {"part", generation.part},
                                  {"places", places_of(generation)}})
                                .dump();
-  FirstPage page{.mark = 0,
+  FirstPage page{.mark = kClearedMark,
                  .text_offset = end,
                  .text_bytes = static_cast<int64_t>(text.size()),
                  .text_checksum = checksum_of(text_bytes_of(text))};
@@ -90,9 +98,11 @@ int64_t finish_generation(int descriptor, const HeldGeneration& generation, int6
 
 std::optional<HeldGeneration> read_generation(const HeldSlot& slot) {
   FirstPage page{};
-  if (slot.read(std::as_writable_bytes(std::span(&page, 1)), 0) != sizeof page || page.mark == 0)
+  if (slot.read(std::as_writable_bytes(std::span(&page, 1)), 0) != sizeof page || page.mark == 0 ||
+      page.mark == kClearedMark)
     return std::nullopt;
-  const bool fits = page.mark == kWholeMark && page.text_offset >= kHeldBegin && page.text_bytes > 0 &&
+  const bool fits = page.mark == kWholeMark && page.text_offset >= kHeldBegin &&
+                    page.text_offset <= kMostBytes && page.text_bytes > 0 &&
                     page.text_bytes <= kMostTextBytes;
   if (!fits) throw UserError("its first page is not what was written");
   std::string text(static_cast<size_t>(page.text_bytes), '\0');
@@ -108,9 +118,12 @@ void reserve_generation(int descriptor, int64_t bytes) {
     throw UserError("files may have " + std::to_string(most.rlim_cur) + " bytes (ulimit -f), and it needs " +
                     std::to_string(bytes));
   // Beyond that the system would not refuse, but kill processes.
-  if (const int64_t available = available_memory(); bytes > available)
+  struct stat status {};
+  ::fstat(descriptor, &status);
+  const int64_t available = available_memory(), more = bytes - 512 * int64_t{status.st_blocks};
+  if (more > available)
     throw UserError("the machine has " + std::to_string(available) + " bytes left, and it needs " +
-                    std::to_string(bytes));
+                    std::to_string(more));
   int outcome = 0;
   do {
     outcome = ::fallocate(descriptor, 0, 0, bytes);

@@ -29,6 +29,8 @@ struct HeldGeneration {
   std::map<std::string, HeldFiles::Place> places = {};  // of its files
 };
 
+/// Whether the memory file has had a generation, or been cleared, since it was made.
+bool was_used(int descriptor);
 /// From now on the memory file has no generation.
 void clear_generation(int descriptor);
 /// Completes a generation whose files lie before `end`; returns its own end. Throws UserError if the system

@@ -251,17 +251,22 @@ void HeldGenerations::keep_only(const Found* restored) {
   const auto has_it = [&](const HeldSlot& slot) {
     return restored && HeldPlaces::has(slot, run_, restored->attempt, restored->step);
   };
+  std::array<bool, 2> is_copied{};
+  // First, so that the copies count until this rank has what they have.
+  for (const int slot : {0, 1}) {
+    const auto place = static_cast<size_t>(slot);
+    is_copied[place] = places_->makes_copies() && has_it(places_->own_copy(slot));
+    if (is_copied[place] && !has_it({.descriptor = places_->own_file(slot)})) places_->fetch_copy(slot);
+  }
   for (const int slot : {0, 1}) {
     const HeldSlot own{.descriptor = places_->own_file(slot)};
-    const bool is_copied = places_->makes_copies() && has_it(places_->own_copy(slot));
-    if (is_copied && !has_it(own)) places_->fetch_copy(slot);
     if (!has_it(own)) {
       places_->clear(slot);
       continue;
     }
     newest_ = slot;
     newest_step_ = restored->step;
-    if (!is_copied) places_->send_copy(slot, file_bytes(own.descriptor));
+    if (!is_copied[static_cast<size_t>(slot)]) places_->send_copy(slot, file_bytes(own.descriptor));
   }
 }
 
@@ -286,7 +291,7 @@ void HeldGenerations::release() {
   if (is_used && !holds_) return;
   for (const int slot : {0, 1}) {
     failure_of([&] { places_->clear(slot); });
-    [[maybe_unused]] const int ignored = ::ftruncate(places_->own_file(slot), 0);
+    places_->free(slot);
   }
   used_memory().files.erase(number_of(*own_));
   holds_ = false;

@@ -122,30 +122,40 @@ bool HeldPlaces::has(const HeldSlot& slot, const std::string& run, const std::st
 
 std::array<HeldSlot, 2> HeldPlaces::sources() const {
   bool is_used = !uses_copies_;
-  for (const int number : {0, 1}) {
-    struct stat status {};
-    ::fstat(slot(rank_, number).descriptor, &status);
-    is_used = is_used || status.st_size > 0;
-  }
+  for (const int number : {0, 1}) is_used = is_used || checkpoint::was_used(slot(rank_, number).descriptor);
   if (is_used) return {slot(rank_, 0), slot(rank_, 1)};
   return {own_copy(0), own_copy(1)};
 }
 
 // Without the next host this rank's own generations go on.
+void HeldPlaces::stop_copies(const std::string& reason) {
+  makes_copies_ = false;
+  log_warning("zerorun.restart.partner: from now on rank " + std::to_string(rank_) +
+              "'s generations are not copied to the next host: " + reason);
+}
+
 template <typename Action>
 void HeldPlaces::with_copies(const Action& action) {
   if (!makes_copies_) return;
-  const Failure failure = failure_of(action);
-  if (!failure) return;
-  makes_copies_ = false;
-  log_warning("zerorun.restart.partner: from now on rank " + std::to_string(rank_) +
-              "'s generations are not copied to the next host: " + failure.text);
+  if (const Failure failure = failure_of(action)) stop_copies(failure.text);
 }
 
 void HeldPlaces::reserve_copy(int number, int64_t bytes) {
   if (!makes_copies_) return;
   const HeldSlot there = own_copy(number);
-  there.keeper->reserve(there.rank, there.slot, bytes);
+  try {
+    there.keeper->reserve(there.rank, there.slot, bytes);
+  } catch (const CommError& error) {
+    stop_copies(error.what());
+  }
+}
+
+void HeldPlaces::free(int number) {
+  [[maybe_unused]] const int ignored = ::ftruncate(own_file(number), 0);
+  with_copies([&] {
+    const HeldSlot there = own_copy(number);
+    there.keeper->reserve(there.rank, there.slot, 0);
+  });
 }
 
 void HeldPlaces::write_copy(int number, std::span<const std::byte> bytes, int64_t offset) {
@@ -194,7 +204,8 @@ void HeldPlaces::fetch_copy(int number) {
     return size;
   };
   with_copies([&] {
-    checkpoint::clear_generation(own);
+    // A file that was never used stays so until its first page is there: until then the copy counts.
+    if (checkpoint::was_used(own)) checkpoint::clear_generation(own);
     for (int64_t offset = checkpoint::kHeldBegin, size = 1; size > 0; offset += size)
       size = fetch(offset, kCopyBytes);
     fetch(0, checkpoint::kHeldBegin);
@@ -203,15 +214,20 @@ void HeldPlaces::fetch_copy(int number) {
 
 checkpoint::HeldGeneration HeldPlaces::find(int rank, const std::string& run, const std::string& attempt,
                                             int64_t step) const {
+  std::string damage;
   for (const bool is_copy : {false, true}) {
     for (const int number : {0, 1}) {
       if (is_copy && !uses_copies_) continue;
-      auto found = checkpoint::read_generation(is_copy ? copy(rank, number) : slot(rank, number));
-      if (found && found->run == run && found->attempt == attempt && found->step == step)
-        return std::move(*found);
+      try {
+        auto found = checkpoint::read_generation(is_copy ? copy(rank, number) : slot(rank, number));
+        if (found && found->run == run && found->attempt == attempt && found->step == step)
+          return std::move(*found);
+      } catch (const UserError& error) {  // of this file; another one may have it
+        damage = std::string(": ") + error.what();
+      }
     }
   }
-  throw UserError("rank " + std::to_string(rank) + " has it no more");
+  throw UserError("rank " + std::to_string(rank) + " has it no more" + damage);
 }
 
 std::unique_ptr<checkpoint::HeldFiles> HeldPlaces::files_of(const std::string& run,

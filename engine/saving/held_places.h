@@ -62,6 +62,8 @@ class HeldPlaces {
   void clear(int number);
   /// Takes memory for the copy in advance. Throws UserError if the next host does not give it.
   void reserve_copy(int number, int64_t bytes);
+  /// Gives the memory of the file and of its copy back.
+  void free(int number);
   /// Writes this rank's generation of so many bytes into its copy, the first page last.
   void send_copy(int number, int64_t bytes);
   /// Writes the copy into this rank's own memory, likewise.
@@ -81,6 +83,7 @@ class HeldPlaces {
                                   int64_t step) const;
   HeldSlot slot(int rank, int number) const;
   HeldSlot copy(int rank, int number) const;
+  void stop_copies(const std::string& reason);
   void write_copy(int number, std::span<const std::byte> bytes, int64_t offset);
   template <typename Action>
   void with_copies(const Action& action);

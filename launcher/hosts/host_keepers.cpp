@@ -53,10 +53,15 @@ void HostKeepers::service() {
     keeper.socket->service();
     if (!keeper.socket->is_closed()) continue;
     keeper.socket.reset();
-    console_.notice(nodes_[node].host +
-                    ": the memory that was held there (--hold_every) is lost: its keeper " + "(process " +
-                    std::to_string(keeper.hello.pid) + ") has ended");
+    tell_lost(static_cast<int>(node));
   }
+}
+
+void HostKeepers::tell_lost(int node) {
+  const auto place = static_cast<size_t>(node);
+  console_.notice(nodes_[place].host +
+                  ": the memory that was held there (--hold_every) is lost: its keeper (process " +
+                  std::to_string(keepers_[place].hello.pid) + ") has ended");
 }
 
 // Whether the newcomer has said what it holds; then it has its place, or is told to end.
@@ -68,7 +73,10 @@ bool HostKeepers::takes(Newcomer& newcomer) {
   try {
     auto hello = decode<KeeperHello>(frame->payload);
     if (frame->type == FrameType::keeper && !hello.tag.empty() && hello.tag == keeper.awaited) {
-      if (keeper.socket) keeper.socket->send(FrameType::end);
+      if (keeper.socket) {  // its host has vanished without a word, and is back
+        keeper.socket->send(FrameType::end);
+        tell_lost(newcomer.node);
+      }
       keeper.socket = std::move(newcomer.socket);
       keeper.hello = std::move(hello);
       keeper.address = newcomer.address;

@@ -59,6 +59,7 @@ class HostKeepers {
     int node;
     std::string address;
   };
+  void tell_lost(int node);
 
   bool takes(Newcomer& newcomer);
   std::string address_for(int reader, int node) const;

@@ -5,7 +5,9 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -68,6 +70,9 @@ class Keeper {
   int port() const { return server_.port(); }
   int file(int rank, int slot) const {
     return memory_.ranks()[static_cast<size_t>(rank)][static_cast<size_t>(slot)].get();
+  }
+  int copy(int rank, int slot) const {
+    return copies_.ranks()[static_cast<size_t>(rank)][static_cast<size_t>(slot)].get();
   }
   HeldKeeper place() const {
     return {.host = "worker-1", .address = "127.0.0.1", .port = port(), .first_rank = 4, .ranks = kRanks};
@@ -166,6 +171,15 @@ TEST_CASE("a rank writes copies into another host's memory, and into nothing els
   CHECK_THROWS_WITH(client.reserve(1, 3, int64_t{1} << 50),
                     Contains("host worker-1 does not give 1125899906842624 bytes for a copy"));
   CHECK(read(client, 1, 3, 4090, 10) == large.substr(4090, 10));
+  // In several pieces, and again where memory is taken already.
+  for (int again = 0; again < 2; ++again) client.reserve(0, 2, (600 << 20) + 5);
+  struct stat status {};
+  REQUIRE(::fstat(keeper.copy(0, 0), &status) == 0);
+  CHECK(status.st_size == (600 << 20) + 5);
+  CHECK(512 * int64_t{status.st_blocks} >= status.st_size);
+  client.reserve(0, 2, 0);
+  REQUIRE(::fstat(keeper.copy(0, 0), &status) == 0);
+  CHECK((status.st_size == 0 && status.st_blocks == 0));
   for (const int slot : {0, 1, 4, -1}) {
     CAPTURE(slot);
     HeldClient other(keeper.place(), "token");
@@ -179,6 +193,28 @@ TEST_CASE("a rank writes copies into another host's memory, and into nothing els
   REQUIRE(::send(part.get(), "new", 3, MSG_NOSIGNAL) == 3);
   part.reset();
   CHECK(read(client, 1, 3, 4096, 100) == large.substr(4096, 100));
+}
+
+TEST_CASE("signals that a rank gets while it waits for a keeper are no deadline") {
+  const Keeper keeper;
+  const std::string large(64 << 20, 'x');
+  fill(keeper.file(0, 0), large);
+  struct sigaction ours {
+  }, before{};
+  ours.sa_handler = [](int) {};
+  REQUIRE(::sigaction(SIGUSR1, &ours, &before) == 0);
+  HeldClient client(keeper.place(), "token");
+  const pthread_t reader = ::pthread_self();
+  std::jthread sender([&](const std::stop_token& end) {
+    while (!end.stop_requested()) {
+      ::pthread_kill(reader, SIGUSR1);
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  });
+  for (int round = 0; round < 3; ++round) CHECK(read(client, 0, 0, 0, large.size()) == large);
+  sender.request_stop();
+  sender.join();
+  ::sigaction(SIGUSR1, &before, nullptr);
 }
 
 TEST_CASE("only those read that know the token of the attempt") {

@@ -192,6 +192,19 @@ TEST_CASE("a rank that is killed in any write to its memory leaves a whole gener
   CHECK(is_whole(other.get(), 6));
 }
 
+TEST_CASE("a file is used once it has been cleared or written to, not when memory is taken for it") {
+  const UniqueFd file = memory_file();
+  CHECK(!was_used(file.get()));
+  reserve_generation(file.get(), 1 << 20);
+  CHECK(!was_used(file.get()));
+  CHECK(!read_generation(file.get()));
+  clear_generation(file.get());
+  CHECK(was_used(file.get()));
+  CHECK(!read_generation(file.get()));
+  hold(file.get(), 5);
+  CHECK((was_used(file.get()) && is_whole(file.get(), 5)));
+}
+
 TEST_CASE("a flipped bit in a generation is found") {
   const UniqueFd file = memory_file();
   hold(file.get(), 5);
