@@ -143,18 +143,24 @@ if [[ -n $all ]]; then
   ends 20
   (($(grep -c 'from memory' anew.log) == 1)) || fail "a restart without a keeper is from memory"
 
-  start stopped 0 --hold_every 1
-  reaches 6
-  stopped=$(keeper_on 1)
-  kill -STOP "$stopped"
-  kill -9 "$(rank_on 0)"
-  said 'rank 0: the generation of step [0-9]+ in memory cannot be read: the memory that host worker-1 holds'
-  said 'a checkpoint is damaged and passed over: rank [01]: memory/global_step'
-  reaches 12
-  kill -CONT "$stopped"
-  kill -9 "$(rank_on 1)"
-  said 'load_newest\(\): step [0-9]+ from memory'
-  ends 20
+  for kind in alone partner; do
+    if [[ $kind == partner ]]; then more=(partner); fi
+    start stopped_$kind 0 --hold_every 1
+    reaches 6
+    stopped=$(keeper_on 1)
+    kill -STOP "$stopped"
+    kill -9 "$(rank_on 0)"
+    said 'rank 0: the generation of step [0-9]+ in memory cannot be read: the memory that host worker-1 holds'
+    said 'a checkpoint is damaged and passed over: rank [01]: memory/global_step'
+    # Without the keeper there are no copies, but each rank's own memory goes on.
+    if [[ $kind == partner ]]; then said 'generations are not copied to the next host: .*worker-1'; fi
+    reaches 12
+    kill -CONT "$stopped"
+    kill -9 "$(rank_on 1)"
+    said 'load_newest\(\): step [0-9]+ from memory'
+    ends 20
+  done
+  more=()
 
   start early 3 --hold_every 1
   for kill in 1 2 3; do
