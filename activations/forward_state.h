@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "zero/interception.h"
+#include "zero/cast_watch.h"
 
 namespace zerorun {
 

@@ -26,6 +26,7 @@ struct KeptBuffer::State {
 
   void allocate(c10::Device device) {
     memory = at::empty({*blocks * block_bytes}, at::TensorOptions(at::kByte).device(device));
+    free.reserve(static_cast<size_t>(*blocks));
     for (int64_t block = *blocks; block-- > 0;) free.push_back(block);
   }
   // The place of a block for `like`; absent: there is none.
@@ -42,12 +43,11 @@ struct KeptBuffer::State {
     free.pop_back();
     return block;
   }
-  void give_back(std::optional<int64_t> block, c10::Device device) {
+  // Called when a tensor is destroyed, so it allocates nothing: the next take() does.
+  void give_back(std::optional<int64_t> block) {
     const std::lock_guard lock(mutex);
     if (block) free.push_back(*block);
-    if (--kept > 0 || memory.defined()) return;
-    blocks = most_kept;
-    allocate(device);
+    if (--kept == 0 && !blocks) blocks = most_kept;
   }
 };
 
@@ -61,9 +61,7 @@ at::Tensor KeptBuffer::copy(const at::Tensor& flat) {
   at::Tensor own = block ? at::Tensor() : at::empty_like(flat);
   void* data = block ? static_cast<std::byte*>(state_->memory.data_ptr()) + *block * state_->block_bytes
                      : own.data_ptr();
-  const auto give_back = [state = state_, block, own, device = flat.device()](void*) {
-    state->give_back(block, device);
-  };
+  const auto give_back = [state = state_, block, own](void*) { state->give_back(block); };
   return at::from_blob(data, {flat.numel()}, give_back, flat.options()).copy_(flat);
 }
 

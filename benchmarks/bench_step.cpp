@@ -65,19 +65,14 @@ int64_t count_parameters(const Options& options) {
   return parameters;
 }
 
-Config make_config(const Options& options, nlohmann::json zero) {
-  zero["overlap_comm"] = options.overlap;
-  return parse_config(options.config(std::move(zero)).dump(), "bench_step", options.ranks);
-}
-
 Variant make_variant(const Options& options, const Setting& setting, bool communicates,
                      std::shared_ptr<Communicator> communicator) {
-  samples::Gpt2 model(options.model);
-  InitializeOptions initialize_options;
-  auto own = std::make_shared<SilenceableCommunicator>(std::move(communicator), communicates);
-  initialize_options.communicator = own;
-  Engine engine = initialize(*model, make_config(options, setting.zero), initialize_options);
-  return {communicates, setting.waits_in_step, false, own, model, std::move(engine), {}, {}, {}};
+  nlohmann::json zero = setting.zero;
+  zero["overlap_comm"] = options.overlap;
+  Variant variant =
+      make_variant(options, options.config(std::move(zero)), communicates, std::move(communicator));
+  variant.waits_in_step = setting.waits_in_step;
+  return variant;
 }
 
 // Returns by how many nanoseconds a small operator is slower if one of its arguments is a gathered parameter.

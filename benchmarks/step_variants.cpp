@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "benchmarks/figures.h"
 
@@ -11,6 +13,17 @@ void Variant::note(const StepCost& cost) {
   milliseconds.push_back(cost.milliseconds);
   cpu_milliseconds.push_back(cost.cpu_milliseconds);
   instructions.push_back(cost.instructions);
+}
+
+Variant make_variant(const StepOptions& options, const nlohmann::json& config, bool communicates,
+                     std::shared_ptr<Communicator> communicator) {
+  samples::Gpt2 model(options.model);
+  InitializeOptions initialize_options;
+  auto own = std::make_shared<SilenceableCommunicator>(std::move(communicator), communicates);
+  initialize_options.communicator = own;
+  Engine engine =
+      initialize(*model, parse_config(config.dump(), "bench_step", options.ranks), initialize_options);
+  return {communicates, false, false, own, model, std::move(engine), {}, {}, {}};
 }
 
 // An operator on a parameter waits for its values. Parts of parameters have few operators, so tensor ranks

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <vector>
 
 #include "benchmarks/silenceable_communicator.h"
@@ -39,6 +40,10 @@ struct Variant {
 
   void note(const StepCost& cost);
 };
+
+/// An engine around a new model. `config`: the text of a ds_config.json.
+Variant make_variant(const StepOptions& options, const nlohmann::json& config, bool communicates,
+                     std::shared_ptr<Communicator> communicator);
 
 /// Waits for the updated values of all parameters.
 void await_updates(Variant& variant);

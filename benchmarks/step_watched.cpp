@@ -24,24 +24,15 @@ std::string folder_of_job() {
       .string();
 }
 
-Variant make_variant(const StepOptions& options, bool is_watched,
-                     const std::shared_ptr<Communicator>& communicator) {
+nlohmann::json config_of(const StepOptions& options, bool is_watched) {
   nlohmann::json config = options.config({{"stage", 3}, {"overlap_comm", options.overlap}});
-  if (is_watched) {
-    const std::string folder = folder_of_job();
-    config["zerorun"]["run_log"] = {{"path", folder + "/run"}};
-    config["csv_monitor"] = {{"enabled", true}, {"output_path", folder}, {"job_name", "csv"}};
-    config["tensorboard"] = {{"enabled", true}, {"output_path", folder}, {"job_name", "events"}};
-    config["comms_logger"] = {{"enabled", true}};
-    config["steps_per_print"] = 1'000'000;
-  }
-  samples::Gpt2 model(options.model);
-  InitializeOptions initialize_options;
-  auto own = std::make_shared<SilenceableCommunicator>(communicator, true);
-  initialize_options.communicator = own;
-  Engine engine =
-      initialize(*model, parse_config(config.dump(), "bench_step", options.ranks), initialize_options);
-  return {true, false, false, own, model, std::move(engine), {}, {}, {}};
+  if (!is_watched) return config;
+  const std::string folder = folder_of_job();
+  config["zerorun"]["run_log"] = {{"path", folder + "/run"}};
+  config["csv_monitor"] = {{"enabled", true}, {"output_path", folder}, {"job_name", "csv"}};
+  config["tensorboard"] = {{"enabled", true}, {"output_path", folder}, {"job_name", "events"}};
+  config["comms_logger"] = {{"enabled", true}};
+  return config;
 }
 
 // Nanoseconds of an event that is recorded.
@@ -65,7 +56,7 @@ int run_step_watched(const StepOptions& options) {
   TimelineRing& ring = *TimelineRing::create(-1, kRingMib).release();  // stays until the process ends
   std::vector<Variant> variants;
   for (const bool is_watched : {false, false, true})
-    variants.push_back(make_variant(options, is_watched, communicator));
+    variants.push_back(make_variant(options, config_of(options, is_watched), true, communicator));
   const at::Tensor tokens = random_tokens(options.model, options.micro_batch, communicator->rank())
                                 .to(communicator->device().location());
   constexpr int kWarmUp = 2;

@@ -288,17 +288,16 @@ struct PipelineConfig {
 /// Which marked blocks of the model are recomputed in backward (docs/recomputation.md), and where their
 /// inputs are kept until then. At most one of the first three is set; none: nothing is recomputed.
 struct RecomputeConfig {
-  int64_t every = 0;                       // one of so many
-  std::vector<std::string> patterns = {};  // names (base/name_pattern.h)
-  std::optional<int64_t> budget = {};      // bytes that the marked blocks may keep for backward
-  bool is_implied = false;                 // `every` is 1 because the file has activation_checkpointing
-  bool partitioned = false;                // each tensor rank keeps its part of the inputs
-  bool on_host = false;                    // on a GPU, inputs are kept in host memory
-  bool contiguous = false;                 // inputs are copied into one buffer
-  std::optional<int64_t> checkpoints =
-      {};                      // how many it has room for; absent: as many as the first step keeps
-  std::string nvme_path = {};  // folder of the file that keeps inputs; empty: memory keeps them
-  bool timed = false;          // log what recomputation costs
+  int64_t every = 0;                        // one of so many
+  std::vector<std::string> patterns = {};   // names (base/name_pattern.h)
+  std::optional<int64_t> budget = {};       // bytes that the marked blocks may keep for backward
+  bool is_implied = false;                  // `every` is 1 because the file has activation_checkpointing
+  bool partitioned = false;                 // each tensor rank keeps its part of the inputs
+  bool on_host = false;                     // on a GPU, inputs are kept in host memory
+  bool contiguous = false;                  // inputs are copied into one buffer
+  std::optional<int64_t> checkpoints = {};  // how many it has room for; absent: as many as are kept first
+  std::string nvme_path = {};               // folder of the file that keeps inputs; empty: memory keeps them
+  bool timed = false;                       // log what recomputation costs
 };
 
 struct Config {

@@ -4,11 +4,11 @@
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <unordered_map>
 
 #include "base/error.h"
 #include "base/protobuf.h"
 #include "monitor/timeline_step.h"
+#include "monitor/timeline_transfers.h"
 #include "monitor/whole_file.h"
 
 namespace zerorun {
@@ -34,12 +34,6 @@ constexpr uint64_t kBytes = 3;                                    // unit of a c
 
 // Track identities within a rank.
 constexpr uint64_t kProcess = 1, kEngine = 2, kThreads = 0x100, kCounters = 0x200, kLanes = 0x1000;
-
-// A transfer, from its start to its end.
-struct Transfer {
-  TimelineEvent start;
-  uint64_t end = UINT64_MAX;  // it has not ended
-};
 
 class TraceWriter {
  public:
@@ -213,26 +207,12 @@ class TraceWriter {
 
   // Transfers of one kind that overlap lie on several tracks of one name, which Perfetto draws as one.
   void write_transfers(const std::vector<TimelineEvent>& events) {
-    std::vector<Transfer> transfers;
-    std::unordered_map<uint32_t, size_t> open;  // by the low bits of the start's ticket
-    for (const TimelineEvent& one : events) {
-      if (one.kind == TimelineKind::start) {
-        open[static_cast<uint32_t>(one.ticket)] = transfers.size();
-        transfers.push_back({one});
-      } else if (one.kind == TimelineKind::finish) {
-        const auto found = open.find(static_cast<uint32_t>(one.number));
-        if (found == open.end()) continue;
-        transfers[found->second].end = one.time_ns;
-        open.erase(found);
-      }
-    }
-    std::ranges::stable_sort(transfers, {}, [](const Transfer& one) { return one.start.time_ns; });
     struct Lane {
       TimelineName name;
       uint64_t end;
     };
     std::vector<Lane> lanes;
-    for (const Transfer& transfer : transfers) {
+    for (const TimelineTransfer& transfer : transfers_of(events)) {
       const TimelineEvent& start = transfer.start;
       auto lane = std::ranges::find_if(
           lanes, [&](const Lane& one) { return one.name == start.name && one.end <= start.time_ns; });

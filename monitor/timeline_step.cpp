@@ -6,8 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
+
+#include "monitor/timeline_transfers.h"
 
 namespace zerorun {
 namespace {
@@ -77,21 +78,6 @@ void add_nested(StepSpans& spans, const std::vector<TimelineThread>& threads,
   }
 }
 
-void add_transfers(StepSpans& spans, const std::vector<TimelineEvent>& events) {
-  std::unordered_map<uint32_t, TimelineEvent> open;  // by the low bits of the start's ticket
-  std::vector<std::pair<TimelineEvent, uint64_t>> transfers;
-  for (const TimelineEvent& one : events) {
-    if (one.kind == TimelineKind::start) open[static_cast<uint32_t>(one.ticket)] = one;
-    if (one.kind != TimelineKind::finish) continue;
-    const auto found = open.find(static_cast<uint32_t>(one.number));
-    if (found == open.end()) continue;
-    transfers.emplace_back(found->second, one.time_ns);
-    open.erase(found);
-  }
-  std::ranges::stable_sort(transfers, {}, [](const auto& one) { return one.first.time_ns; });
-  for (const auto& [start, end] : transfers) spans.add_beside(start.name, start.time_ns, end);
-}
-
 }  // namespace
 
 nlohmann::json last_step_of(const std::vector<TimelineThread>& threads,
@@ -100,7 +86,9 @@ nlohmann::json last_step_of(const std::vector<TimelineThread>& threads,
   if (!step || step->end <= step->begin) return nullptr;
   StepSpans spans(*step);
   add_nested(spans, threads, events);
-  add_transfers(spans, events);
+  for (const TimelineTransfer& one : transfers_of(events)) {
+    if (one.end != UINT64_MAX) spans.add_beside(one.start.name, one.start.time_ns, one.end);
+  }
   return {
       {"number", step->number}, {"begin_ns", step->begin}, {"end_ns", step->end}, {"spans", spans.take()}};
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "zero/cast_watch.h"
 #include "zero/interception.h"
 
 namespace zerorun {
@@ -164,18 +165,19 @@ CastCopies::~CastCopies() {
   }
 }
 
-void CastCopies::take_over(int parameter, const at::Tensor& source, const at::Tensor& copy,
+bool CastCopies::take_over(int parameter, const at::Tensor& source, const at::Tensor& copy,
                            const std::string& name) {
   const bool is_whole = copy.storage_offset() == 0 && copy.storage().use_count() == 1 && copy.numel() > 0 &&
                         copy.storage().nbytes() == copy.nbytes();
-  if (!is_whole || copy.strides() != source.strides() || copy.device() != source.device()) return;
+  if (!is_whole || copy.strides() != source.strides() || copy.device() != source.device()) return false;
   auto* owner = new Copy(ledger_, parameter, source, copy.scalar_type(), name);  // deleted with the storage
   owner->adopt(copy);
+  return true;
 }
 
-void CastCopies::note_changed(int parameter) {
+void CastCopies::note_changed(std::span<const int> parameters) {
   const std::lock_guard lock(ledger_->mutex);
-  ++ledger_->changes[static_cast<size_t>(parameter)];
+  for (const int parameter : parameters) ++ledger_->changes[static_cast<size_t>(parameter)];
 }
 
 void CastCopies::add_to(ResidencyReport& report) const {

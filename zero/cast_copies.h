@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "zero/residency_report.h"
@@ -29,10 +30,11 @@ class CastCopies {
   CastCopies& operator=(const CastCopies&) = delete;
 
   /// Takes over the memory of `copy`, a new tensor: `source`, a marked tensor of this parameter, in another
-  /// dtype. Leaves it alone if it cannot be made again with the same strides. `name`: of the parameter.
-  void take_over(int parameter, const at::Tensor& source, const at::Tensor& copy, const std::string& name);
-  /// Call this when the parameter's values change.
-  void note_changed(int parameter);
+  /// dtype. Returns false, and leaves it alone, if it cannot be made again with the same strides. `name`: of
+  /// the parameter.
+  bool take_over(int parameter, const at::Tensor& source, const at::Tensor& copy, const std::string& name);
+  /// Call this when the values of these parameters change.
+  void note_changed(std::span<const int> parameters);
   /// Adds what copies take to `report`.
   void add_to(ResidencyReport& report) const;
 

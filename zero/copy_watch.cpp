@@ -26,6 +26,10 @@ void CopyWatch::note(const c10::OperatorHandle& op, std::span<const Touched> tou
   for (const Touched& item : touched) bytes_ += static_cast<int64_t>(item.tensor->nbytes());
 }
 
+void CopyWatch::forget(const at::Tensor& source) {
+  if (!done_ && autograd_records()) bytes_ -= static_cast<int64_t>(source.nbytes());
+}
+
 void CopyWatch::finish_iteration(bool logs) {
   if (done_ || bytes_ == 0) return;
   done_ = true;

@@ -17,6 +17,8 @@ class CopyWatch {
 
   /// Counts the bytes of the parameters if `op` copies them.
   void note(const c10::OperatorHandle& op, std::span<const Touched> touched);
+  /// Counts the copy of this tensor, which note() has counted, no more.
+  void forget(const at::Tensor& source);
   /// Ends the iteration. If parameters were copied in it, logs a warning (if `logs`) and stops counting
   /// permanently.
   void finish_iteration(bool logs);

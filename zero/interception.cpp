@@ -13,6 +13,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "zero/cast_watch.h"
 #include "zero/operator_traits.h"
 
 namespace zerorun {
@@ -67,14 +68,6 @@ at::Tensor view_with(c10::DispatchKeySet keys, const c10::Storage& storage, at::
 }
 
 thread_local OperatorRecorder* current_recorder = nullptr;
-// How deep autocast was nested when the thread's CastWatch began; 0: it has none.
-thread_local int watched_depth = 0;
-
-int autocast_depth() {
-  const int deeper = at::autocast::increment_nesting();
-  at::autocast::decrement_nesting();
-  return deeper - 1;
-}
 
 using TouchedList = c10::SmallVector<Touched, 6>;
 
@@ -145,10 +138,10 @@ void run_entered(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch
 
 // Whether this is the copy that autocast makes of one tensor.
 bool is_cast(const c10::OperatorHandle& op, const TouchedList& touched) {
-  if (watched_depth == 0 || touched.size() != 1) return false;
+  if (touched.size() != 1 || !CastWatch::is_in_autocast(touched.front().tensor->device())) return false;
   static const c10::OperatorHandle copy =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "");
-  return op == copy && CastWatch::sees_copies(touched.front().tensor->device());
+  return op == copy;
 }
 
 void run_cast(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack,
@@ -401,24 +394,6 @@ RecordingScope::~RecordingScope() {
 
 bool is_recording() {
   return current_recorder != nullptr;
-}
-
-CastWatch::CastWatch() : outer_(std::exchange(watched_depth, std::max(1, autocast_depth()))) {}
-
-CastWatch::~CastWatch() {
-  watched_depth = outer_;
-}
-
-// While autocast's own code runs, the thread is without autocast.
-bool CastWatch::sees_copies(c10::Device device) {
-  return watched_depth > 0 && (device.is_cpu() || device.is_cuda()) &&
-         !at::autocast::is_autocast_enabled(device.type()) && autocast_depth() == watched_depth;
-}
-
-CastWatchPause::CastWatchPause() : outer_(std::exchange(watched_depth, 0)) {}
-
-CastWatchPause::~CastWatchPause() {
-  watched_depth = outer_;
 }
 
 InterceptionPause::InterceptionPause() : was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kKey)) {

@@ -55,8 +55,8 @@ class OperatorListener {
   /// Makes the data of all `touched` accessible until leave(). When it throws, the operator does not run.
   virtual void enter(const c10::OperatorHandle& op, std::span<const Touched> touched) = 0;
   virtual void leave(std::span<const Touched> touched) noexcept = 0;
-  /// Called after an operator by which autocast has copied a touched tensor, in a thread with a
-  /// CastWatch.
+  /// Called after an operator by which autocast has copied a touched tensor, in a thread with a CastWatch
+  /// (zero/cast_watch.h).
   virtual void cast(const at::Tensor& /*source*/, const at::Tensor& /*copy*/) {}
 
  protected:
@@ -130,35 +130,6 @@ class RecordingScope {
 
 /// Whether this thread is inside a RecordingScope.
 bool is_recording();
-
-/// During its lifetime listeners are told of the copies that autocast makes in this thread, as it is set now:
-/// not in a program's own torch.autocast inside of it.
-class CastWatch {
- public:
-  CastWatch();
-  ~CastWatch();
-  CastWatch(const CastWatch&) = delete;
-  CastWatch& operator=(const CastWatch&) = delete;
-
-  /// Whether a copy of a tensor on `device` that is made now, in this thread, is one of which a listener is
-  /// told.
-  static bool sees_copies(c10::Device device);
-
- private:
-  int outer_;
-};
-
-/// During its lifetime listeners are told of no copies of this thread.
-class CastWatchPause {
- public:
-  CastWatchPause();
-  ~CastWatchPause();
-  CastWatchPause(const CastWatchPause&) = delete;
-  CastWatchPause& operator=(const CastWatchPause&) = delete;
-
- private:
-  int outer_;
-};
 
 /// During its lifetime operators of this thread run as if no tensor was marked and no scope recorded them.
 class InterceptionPause {

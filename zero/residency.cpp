@@ -74,8 +74,7 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     is_new_use = !is_current(passing);
     if (is_new_use) note_use({op, touched}, passing);
   }
-  if (!passing.empty() && !CastWatch::sees_copies(touched.front().tensor->device()))
-    escaped_copies_.note(op, touched);
+  if (!passing.empty()) escaped_copies_.note(op, touched);
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     gathered_.finish_gather(bucket);
@@ -97,9 +96,10 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     if (!item.written) continue;
     buckets_->masters().note_written(bucket);
     if (item.several) {
-      note_changed(bucket);
+      casts_.note_changed(store_->layout(bucket).parameters);
     } else {
-      casts_.note_changed(parameter_of(bucket, *item.tensor));
+      const int parameter = parameter_of(bucket, *item.tensor);
+      casts_.note_changed({&parameter, 1});
     }
     if (gathered_.kind(bucket).moves_writes()) gathered_.move(bucket, State::dirty);
   }
@@ -116,16 +116,13 @@ void Residency::cast(const at::Tensor& source, const at::Tensor& copy) {
   // Within a scope the program may have code that gets addresses, or may write through them.
   if (!gathered_.kind(bucket).around_uses() || scopes_[bucket] > 0) return;
   const int parameter = parameter_of(bucket, source);
-  casts_.take_over(parameter, source, copy, buckets_->parameters()[parameter].name);
-}
-
-void Residency::note_changed(int bucket) {
-  for (const int parameter : store_->layout(bucket).parameters) casts_.note_changed(parameter);
+  const bool is_taken = casts_.take_over(parameter, source, copy, buckets_->parameters()[parameter].name);
+  if (is_taken && gathered_.kind(bucket).comes_and_goes()) escaped_copies_.forget(source);
 }
 
 void Residency::start_update(int bucket) {
   std::lock_guard lock(mutex_);
-  note_changed(bucket);
+  casts_.note_changed(store_->layout(bucket).parameters);
   gathered_.start_update(bucket);
 }
 
@@ -185,9 +182,9 @@ void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
   std::lock_guard lock(mutex_);
   std::vector<int> unpinned;
   for (int bucket : buckets) {
-    if (end == ScopeEnd::written) buckets_->masters().note_written(bucket);
-    if (end == ScopeEnd::written) note_changed(bucket);
     --scopes_[bucket];
+    if (end == ScopeEnd::written) buckets_->masters().note_written(bucket);
+    if (end == ScopeEnd::written) casts_.note_changed(store_->layout(bucket).parameters);
     if (end == ScopeEnd::written && gathered_.kind(bucket).moves_writes())
       gathered_.move(bucket, State::dirty);
     gathered_.unpin(bucket);

@@ -105,7 +105,6 @@ class Residency final : public OperatorListener {
   std::string describe(const OperatorUse& use) const;
   /// The parameter that the tensor, on the bucket's storage, is a part of.
   int parameter_of(int bucket, const at::Tensor& tensor) const;
-  void note_changed(int bucket);
 
   GatherTrace& trace() { return training_ ? training_trace_ : inference_trace_; }
   /// Whether uses are recorded and gathers are planned. Neither is done if gathers cost nothing, or in

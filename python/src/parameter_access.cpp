@@ -14,6 +14,7 @@
 #include "engine/tensor_parallel.h"
 #include "python/src/client_model.h"
 #include "python/src/engine_binding.h"
+#include "zero/cast_watch.h"
 #include "zero/deferred_init.h"
 
 namespace zerorun::python {

@@ -145,3 +145,15 @@ TEST_CASE("batch sizes that do not fit name data ranks") {
   REQUIRE(found.size() == 1);
   CHECK(found[0].expected == "a multiple of 2 data ranks");
 }
+
+TEST_CASE("zerorun.restart.partner is a switch that is off without the key") {
+  const auto read = [](const std::string& restart) {
+    return parse_config(R"({"train_batch_size": 8, "zerorun": {"restart": )" + restart + "}}", "conf", 8)
+        .holds_at_partner;
+  };
+  CHECK(!parse_config(R"({"train_batch_size": 8})", "conf", 8).holds_at_partner);
+  CHECK(!read("{}"));
+  CHECK(read(R"({"partner": true})"));
+  CHECK_THROWS_WITH(read(R"({"partner": "yes"})"),
+                    Contains("zerorun.restart.partner") && Contains("true or false"));
+}

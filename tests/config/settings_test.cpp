@@ -397,11 +397,3 @@ TEST_CASE("numbers switch features as true and false do, and other numbers than 
        {R"("prescale_gradients": @"1")", "prescale_gradients", "true or false", "\"1\"",
         "write true or false"}});
 }
-
-TEST_CASE("zerorun.restart.partner is a switch that is off without the key") {
-  CHECK_FALSE(parse("").holds_at_partner);
-  CHECK_FALSE(parse(R"("zerorun": {"restart": {}})").holds_at_partner);
-  CHECK(parse(R"("zerorun": {"restart": {"partner": true}})").holds_at_partner);
-  check_refused({{R"("zerorun": {"restart": {"partner": @"yes"}})", "zerorun.restart.partner",
-                  "true or false", "\"yes\"", "write true or false"}});
-}

@@ -1,5 +1,5 @@
 """terminal_picture.py PNG UNTIL COMMAND...: runs COMMAND on a terminal of its own, and takes a picture of its last lines once it has written
-UNTIL, such as "step 40/60"."""
+UNTIL, such as "step 40/60", within two minutes."""
 
 import fcntl
 import html
@@ -22,6 +22,7 @@ process, terminal = pty.fork()
 if process == 0:
     fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
     os.execvp(command[0], command)
+signal.alarm(120)  # ends this script
 written = ""
 while until not in written:
     try:
