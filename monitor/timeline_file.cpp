@@ -212,7 +212,7 @@ class TraceWriter {
       uint64_t end;
     };
     std::vector<Lane> lanes;
-    for (const TimelineTransfer& transfer : transfers_of(events)) {
+    for (const RecordedTransfer& transfer : transfers_of(events)) {
       const TimelineEvent& start = transfer.start;
       auto lane = std::ranges::find_if(
           lanes, [&](const Lane& one) { return one.name == start.name && one.end <= start.time_ns; });

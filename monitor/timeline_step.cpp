@@ -86,7 +86,7 @@ nlohmann::json last_step_of(const std::vector<TimelineThread>& threads,
   if (!step || step->end <= step->begin) return nullptr;
   StepSpans spans(*step);
   add_nested(spans, threads, events);
-  for (const TimelineTransfer& one : transfers_of(events)) {
+  for (const RecordedTransfer& one : transfers_of(events)) {
     if (one.end != UINT64_MAX) spans.add_beside(one.start.name, one.start.time_ns, one.end);
   }
   return {

@@ -5,8 +5,8 @@
 
 namespace zerorun {
 
-std::vector<TimelineTransfer> transfers_of(const std::vector<TimelineEvent>& events) {
-  std::vector<TimelineTransfer> transfers;
+std::vector<RecordedTransfer> transfers_of(const std::vector<TimelineEvent>& events) {
+  std::vector<RecordedTransfer> transfers;
   std::unordered_map<uint32_t, size_t> open;  // by the low bits of the start's ticket
   for (const TimelineEvent& one : events) {
     if (one.kind == TimelineKind::start) {
@@ -19,7 +19,7 @@ std::vector<TimelineTransfer> transfers_of(const std::vector<TimelineEvent>& eve
       open.erase(found);
     }
   }
-  std::ranges::stable_sort(transfers, {}, [](const TimelineTransfer& one) { return one.start.time_ns; });
+  std::ranges::stable_sort(transfers, {}, [](const RecordedTransfer& one) { return one.start.time_ns; });
   return transfers;
 }
 

@@ -9,12 +9,12 @@
 
 namespace zerorun {
 
-struct TimelineTransfer {
+struct RecordedTransfer {
   TimelineEvent start;
   uint64_t end = UINT64_MAX;  // it has not ended
 };
 
 /// By the time of their starts. Ends whose starts the ring has lost are left out.
-std::vector<TimelineTransfer> transfers_of(const std::vector<TimelineEvent>& events);
+std::vector<RecordedTransfer> transfers_of(const std::vector<TimelineEvent>& events);
 
 }  // namespace zerorun
