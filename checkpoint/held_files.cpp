@@ -16,6 +16,11 @@ void HeldFiles::add(const std::string& name, const Place& place) {
   files_.push_back({.name = name, .place = place, .content = {}});
 }
 
+void HeldFiles::keep(const std::string& name, const Place& place) {
+  add(name, place);
+  end_ = std::max(end_, place.offset + place.bytes);
+}
+
 void HeldFiles::add(const std::string& name, std::string content) {
   const auto bytes = static_cast<int64_t>(content.size());
   files_.push_back({.name = name, .place = {.bytes = bytes}, .content = std::move(content)});

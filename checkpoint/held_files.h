@@ -34,6 +34,8 @@ class HeldFiles final : public FileSystem {
   HeldFiles(int descriptor, int64_t offset) : descriptor_(descriptor), end_(offset) {}
 
   void add(const std::string& name, const Place& place);
+  /// Adds a file that is in this memory file already. The next one is created behind it.
+  void keep(const std::string& name, const Place& place);
   /// Adds a file with this content.
   void add(const std::string& name, std::string content);
   std::map<std::string, Place> places() const;

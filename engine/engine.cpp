@@ -134,6 +134,10 @@ bool Engine::holds_generations() const {
   return state_->held_generations.holds();
 }
 
+void Engine::hold_generation() {
+  state_->held_generations.hold(*state_);
+}
+
 void Engine::attach(const DataPosition& position) {
   state_->data = position;
   state_->data->divide({.micro_batch = state_->config.batch.micro_batch_size_per_gpu,

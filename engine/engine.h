@@ -176,6 +176,10 @@ class Engine {
   /// program writes about it must be written before DataPosition::advance(), or step() without one. The same
   /// on all ranks after load_newest(); later a rank whose copy fails holds none any more.
   bool holds_generations() const;
+  /// Holds the state in memory now, if a step that is to be held has ended since the last call. For programs
+  /// with RestoreOptions::holds_when_asked: to be called on all ranks after each step(). Does nothing if no
+  /// generations are held.
+  void hold_generation();
   /// From now on checkpoints have this position, and loading one restores it (if the checkpoint has one, and
   /// RestoreOptions::counters is true). Divides micro-batches among mesh().data(). All ranks must call it
   /// alike.

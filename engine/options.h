@@ -101,6 +101,12 @@ struct InitializeOptions {
   bool log_config = false;  // rank 0 logs the config's notes too, not only its warnings
 };
 
+/// What the program saves of its own. Rank 0's counts.
+struct ClientState {
+  std::string json = "null";
+  std::map<std::string, at::Tensor> tensors = {};  // by name, as CheckpointOptions::client_tensors
+};
+
 struct CheckpointOptions {
   std::string client_state = "null";  // JSON of the program; rank 0's is saved, load_checkpoint() returns it
   /// Tensors of the program, by name; rank 0's are copied at the call and saved in client_state.safetensors.
@@ -126,10 +132,14 @@ struct RestoreOptions {
   bool counters = true;  // if false, step counts, schedule, loss scale and random generators stay as they are
   /// Whether load_newest() may take a generation in memory (docs/restarts.md), and step() may hold some.
   bool from_memory = true;
-  /// Gives the program's client_state (JSON) as it is now, for generations in memory; rank 0's is held.
-  /// Called in load_newest(), and by step() or DataPosition::advance(). A program that saves a client_state
-  /// and gives none here holds no generations.
-  std::function<std::string()> client_state = {};
+  /// Gives the program's client_state as it is now, for generations in memory. Called in load_newest(), and
+  /// when one is made. A program that saves a client_state and gives none here holds no generations.
+  std::function<ClientState()> client_state = {};
+  /// Whether generations are made by Engine::hold_generation(), for programs that change what they save
+  /// after step(): a learning rate schedule. If not, by step(), or by DataPosition::advance() if the engine
+  /// has a position.
+  bool holds_when_asked = false;
+};
 };
 
 struct RestoredCheckpoint {

@@ -185,7 +185,6 @@ checkpoint::FileToWrite file_of_frozen(EngineState& state, ReadTime time) {
   for (const NamedTensor& other : state.unbucketed) {
     if (other.is_buffer || is_tied_behind(other)) continue;
     const at::Tensor& contiguous = values.emplace_back(on_host(other.tensor, false));
-    if (time == ReadTime::at_once) continue;
     digests.push_back(checkpoint::checksum_of(
         {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()}));
   }

@@ -29,11 +29,19 @@ void FrozenFiles::set_outdated(const std::string& name) {
   if (!home_.is_current()) return;  // in a forked child the mutex may be locked for ever
   const std::lock_guard lock(mutex_);
   outdated_.insert(name);
+  ++changes_[name];
 }
 
 void FrozenFiles::forget_all() {
   const std::lock_guard lock(mutex_);
   published_.clear();
+  ++all_changed_;
+}
+
+int64_t FrozenFiles::changes(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = changes_.find(name);
+  return all_changed_ + (found == changes_.end() ? 0 : found->second);
 }
 
 }  // namespace zerorun

@@ -24,6 +24,7 @@
 #include "comm/agreement.h"
 #include "engine/engine_state.h"
 #include "engine/saving/checkpoint_part.h"
+#include "engine/saving/client_tensors.h"
 #include "engine/saving/held_places.h"
 #include "engine/saving/save_checks.h"
 
@@ -166,8 +167,12 @@ std::string HeldGenerations::why_not(EngineState& state) const {
 
 CheckpointOptions HeldGenerations::program_state() const {
   CheckpointOptions options;
-  if (client_state_) options.client_state = client_state_();
-  checkpoint::check_json(options.client_state, "RestoreOptions::client_state");
+  if (!client_state_) return options;
+  ClientState given = client_state_();
+  checkpoint::check_json(given.json, "RestoreOptions::client_state");
+  check_client_tensors(given.tensors);
+  options.client_state = std::move(given.json);
+  options.client_tensors = std::move(given.tensors);
   return options;
 }
 
@@ -198,10 +203,11 @@ void HeldGenerations::check_fits(const std::vector<int64_t>& bytes) const {
 }
 
 void HeldGenerations::start(EngineState& state, const Found* restored, const std::string& refusal,
-                            std::function<std::string()> client_state) {
+                            const RestoreOptions& options) {
   if (!has_memory_) return;
   places_->disconnect();
-  client_state_ = std::move(client_state);
+  client_state_ = options.client_state;
+  holds_when_asked_ = options.holds_when_asked;
   Communicator& ranks = state.mesh.world();
   std::string own_reason = refusal.empty() ? why_not(state) : refusal;
   int64_t own_bytes = 0;
@@ -233,6 +239,7 @@ void HeldGenerations::start(EngineState& state, const Found* restored, const std
   });
   attempt_ = exchange_texts(ranks.rank() == 0 ? checkpoint::new_save_id() : "", ranks, kLabel).front();
   held_ = 0;
+  for (auto& kept : kept_) kept.clear();
   holds_ = true;
 }
 
@@ -307,13 +314,15 @@ void HeldGenerations::stop(const std::string& reason) {
 void HeldGenerations::end_step(EngineState& state) {
   if (!holds_ || state.progress.counts().global % places_->every() != 0) return;
   is_due_ = true;
-  if (!state.data) hold(state);
+  if (!state.data && !holds_when_asked_) hold(state);
 }
 
 void HeldGenerations::follow(EngineState& state, DataPosition& position) {
   if (position_) position_->when_advanced({});
   position_ = position;
-  position_->when_advanced([this, &state] { hold(state); });
+  position_->when_advanced([this, &state] {
+    if (!holds_when_asked_) hold(state);
+  });
 }
 
 void HeldGenerations::hold(EngineState& state) {
@@ -351,8 +360,7 @@ void HeldGenerations::write(EngineState& state) {
   places_->clear(slot);
   checkpoint::HeldFiles files(file, checkpoint::kHeldBegin);
   std::map<std::string, checkpoint::StateFileFacts> facts;
-  for (const checkpoint::FileToWrite& one : part.files)
-    facts[one.name] = checkpoint::write_state_file(files, kHeldFolder, one);
+  const int64_t unchanged = write_files(state, slot, part.files, files, facts);
   checkpoint::HeldGeneration generation{.run = run_, .attempt = attempt_, .step = step};
   generation.part = checkpoint::to_json(facts, part.manifest.numbers.front());
   generation.places = files.places();
@@ -360,12 +368,36 @@ void HeldGenerations::write(EngineState& state) {
   part.manifest.numbers.assign(static_cast<size_t>(part.manifest.world_size), {});
   if (is_first) generation.manifest = checkpoint::to_json(part.manifest);
   const int64_t bytes = checkpoint::finish_generation(file, generation, files.end());
-  places_->send_copy(slot, bytes);
+  places_->send_copy(slot, bytes, unchanged);
   newest_ = slot;
   newest_step_ = step;
   constexpr int64_t kSteady = 4;  // both slots have their pages
-  if (++held_ == kSteady && is_first) log_cost(std::chrono::steady_clock::now() - begin, bytes);
+  if (++held_ == kSteady && is_first) log_cost(std::chrono::steady_clock::now() - begin, bytes - unchanged);
   written_ = std::chrono::steady_clock::now();
+}
+
+// Frozen parameters that the slot has from an earlier generation stay there. They lie in front, so that they
+// have the same place in each. Returns where the first file begins that had to be written.
+int64_t HeldGenerations::write_files(EngineState& state, int slot, std::vector<checkpoint::FileToWrite>& files,
+                                     checkpoint::HeldFiles& held,
+                                     std::map<std::string, checkpoint::StateFileFacts>& facts) {
+  std::ranges::stable_sort(files, std::ranges::greater(), &checkpoint::FileToWrite::is_frozen);
+  auto& kept = kept_[static_cast<size_t>(slot)];
+  std::optional<int64_t> begin;
+  for (const checkpoint::FileToWrite& file : files) {
+    const int64_t changes = state.checkpoints.frozen().changes(file.name);
+    const auto there = kept.find(file.name);
+    if (there != kept.end() && there->second.changes == changes && there->second.digest == file.digest) {
+      held.keep(file.name, there->second.place);
+      facts[file.name] = there->second.facts;
+      continue;
+    }
+    if (!begin) begin = held.end();
+    facts[file.name] = checkpoint::write_state_file(held, kHeldFolder, file);
+    if (file.is_frozen)
+      kept[file.name] = {facts[file.name], held.places().at(file.name), file.digest, changes};
+  }
+  return begin.value_or(held.end());
 }
 
 void HeldGenerations::log_cost(std::chrono::duration<double> time, int64_t bytes) const {

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +27,9 @@
 
 #include "base/process.h"
 #include "base/unique_fd.h"
+#include "checkpoint/held_files.h"
+#include "checkpoint/state_file.h"
+#include "checkpoint/verification.h"
 #include "engine/data_position.h"
 #include "engine/options.h"
 
@@ -33,10 +37,6 @@ namespace zerorun {
 
 struct EngineState;
 class HeldPlaces;
-namespace checkpoint {
-class HeldFiles;
-struct VerifiedPart;
-}  // namespace checkpoint
 
 class HeldGenerations {
  public:
@@ -62,10 +62,9 @@ class HeldGenerations {
   /// Which files of a generation this rank verifies. Only after find() has found one.
   checkpoint::VerifiedPart part_to_verify() const;
   /// Holds generations from now on, beside the one that has been restored; if none has, those that are there
-  /// are dropped. `refusal`: why this run may hold none; or empty. `client_state`: RestoreOptions's. A
-  /// collective.
+  /// are dropped. `refusal`: why this run may hold none; or empty. `options`: of load_newest(). A collective.
   void start(EngineState& state, const Found* restored, const std::string& refusal,
-             std::function<std::string()> client_state);
+             const RestoreOptions& options);
   /// Whether the program gives its client_state for generations.
   bool gives_client_state() const { return client_state_ != nullptr; }
   /// Whether generations are held now.
@@ -79,6 +78,8 @@ class HeldGenerations {
 
   /// Call it at the end of an optimizer step.
   void end_step(EngineState& state);
+  /// Makes the generation of the last step, if one is due.
+  void hold(EngineState& state);
   /// Generations are made when this position advances.
   void follow(EngineState& state, DataPosition& position);
 
@@ -90,6 +91,13 @@ class HeldGenerations {
   };
   /// What a rank says of its memory.
   struct Listing;
+  /// A file that later generations need not write again.
+  struct Kept {
+    checkpoint::StateFileFacts facts;
+    checkpoint::HeldFiles::Place place;
+    uint64_t digest;
+    int64_t changes;  // FrozenFiles::changes()
+  };
 
   void open(const EngineState& state);
   std::string list_own(const std::string& refusal) const;
@@ -100,8 +108,10 @@ class HeldGenerations {
   void check_fits(const std::vector<int64_t>& bytes) const;
   void keep_only(const Found* restored);
   void release();
-  void hold(EngineState& state);
   void write(EngineState& state);
+  int64_t write_files(EngineState& state, int slot, std::vector<checkpoint::FileToWrite>& files,
+                      checkpoint::HeldFiles& held,
+                      std::map<std::string, checkpoint::StateFileFacts>& facts);
   void log_cost(std::chrono::duration<double> time, int64_t bytes) const;
 
   HomeProcess home_;
@@ -110,7 +120,8 @@ class HeldGenerations {
   bool has_memory_ = false;
   std::string run_;                            // HeldGeneration::run and ...
   std::string attempt_;                        // ... HeldGeneration::attempt of what is held from now on
-  std::function<std::string()> client_state_;  // null: the program gives none
+  std::function<ClientState()> client_state_;  // null: the program gives none
+  bool holds_when_asked_ = false;
   bool holds_ = false;
   int newest_ = 0;            // which of the two slots
   int64_t newest_step_ = -1;  // of the generation there; -1: not known
@@ -118,6 +129,7 @@ class HeldGenerations {
   bool has_warned_ = false;
   int64_t held_ = 0;                               // generations since start()
   std::chrono::steady_clock::time_point written_;  // when the last one was
+  std::array<std::map<std::string, Kept>, 2> kept_;  // by slot: its files of frozen parameters
   std::optional<DataPosition> position_;
 };
 

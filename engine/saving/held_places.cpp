@@ -169,7 +169,7 @@ void HeldPlaces::clear(int number) {
   with_copies([&] { write_copy(number, nothing, 0); });
 }
 
-void HeldPlaces::send_copy(int number, int64_t bytes) {
+void HeldPlaces::send_copy(int number, int64_t bytes, int64_t begin) {
   const HeldSlot own = slot(rank_, number);
   std::vector<std::byte> buffer(kCopyBytes);
   const auto send = [&](int64_t offset, int64_t end) {
@@ -183,7 +183,7 @@ void HeldPlaces::send_copy(int number, int64_t bytes) {
   };
   with_copies([&] {
     write_copy(number, std::span(buffer).first(checkpoint::kHeldBegin), 0);  // of zeros: no generation
-    send(checkpoint::kHeldBegin, bytes);
+    send(begin, bytes);
     send(0, checkpoint::kHeldBegin);
   });
 }

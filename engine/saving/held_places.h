@@ -64,8 +64,9 @@ class HeldPlaces {
   void reserve_copy(int number, int64_t bytes);
   /// Gives the memory of the file and of its copy back.
   void free(int number);
-  /// Writes this rank's generation of so many bytes into its copy, the first page last.
-  void send_copy(int number, int64_t bytes);
+  /// Writes this rank's generation of so many bytes into its copy, the first page last. What lies in front of
+  /// `begin` is there already.
+  void send_copy(int number, int64_t bytes, int64_t begin = checkpoint::kHeldBegin);
   /// Writes the copy into this rank's own memory, likewise.
   void fetch_copy(int number);
 

@@ -167,9 +167,8 @@ std::string why_none_is_held(const RestoreOptions& options, const RestoredCheckp
 
 std::string why_not_held(const CheckpointOptions& options, bool gives_client_state) {
   const std::string& text = options.client_state;
-  if (!options.client_tensors.empty())
-    return "the program saves client_tensors, which generations do not have";
-  if (gives_client_state || text.empty() || text == "null" || text == "{}") return {};
+  const bool has_none = options.client_tensors.empty() && (text.empty() || text == "null" || text == "{}");
+  if (gives_client_state || has_none) return {};
   return "the program saves a client_state: give load_newest() a function that tells it "
          "(RestoreOptions::client_state)";
 }
@@ -205,13 +204,13 @@ std::optional<RestoredCheckpoint> load_newest(EngineState& state, const fs::path
     if (damage.empty()) {
       RestoredCheckpoint restored = load_checkpoint(state, one.directory, one.tag, options, *one.files);
       log_choice(state, one);
-      generations.start(state, one.held, why_none_is_held(options, restored), options.client_state);
+      generations.start(state, one.held, why_none_is_held(options, restored), options);
       return restored;
     }
     if (communicator.rank() == 0) log_warning("a checkpoint is damaged and passed over: " + damage);
   }
   if (tags.empty()) {
-    generations.start(state, nullptr, why_none_is_held(options, {}), options.client_state);
+    generations.start(state, nullptr, why_none_is_held(options, {}), options);
     return std::nullopt;
   }
   throw UserError(directory.string() + ": all " + std::to_string(tags.size()) +

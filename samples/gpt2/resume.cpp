@@ -62,8 +62,8 @@ zerorun::RestoredCheckpoint resume(const ProgramOptions& options, const Dataset&
                                    zerorun::Engine& engine, zerorun::DataPosition& position) {
   const bool is_restart = std::getenv("ZERORUN_RESTARTS") != nullptr;
   if ((is_restart && !options.save_dir.empty()) || holds_from_start(options, engine)) {
-    if (auto own =
-            engine.load_newest(options.save_dir, {.client_state = [&data] { return client_state(data); }})) {
+    const auto own_state = [&data] { return zerorun::ClientState{.json = client_state(data)}; };
+    if (auto own = engine.load_newest(options.save_dir, {.client_state = own_state})) {
       check_data("--save-dir " + options.save_dir, data, own->client_state, engine, position);
       return std::move(*own);
     }
