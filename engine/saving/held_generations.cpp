@@ -378,8 +378,8 @@ void HeldGenerations::write(EngineState& state) {
 
 // Frozen parameters that the slot has from an earlier generation stay there. They lie in front, so that they
 // have the same place in each. Returns where the first file begins that had to be written.
-int64_t HeldGenerations::write_files(EngineState& state, int slot, std::vector<checkpoint::FileToWrite>& files,
-                                     checkpoint::HeldFiles& held,
+int64_t HeldGenerations::write_files(EngineState& state, int slot,
+                                     std::vector<checkpoint::FileToWrite>& files, checkpoint::HeldFiles& held,
                                      std::map<std::string, checkpoint::StateFileFacts>& facts) {
   std::ranges::stable_sort(files, std::ranges::greater(), &checkpoint::FileToWrite::is_frozen);
   auto& kept = kept_[static_cast<size_t>(slot)];

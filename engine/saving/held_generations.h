@@ -110,8 +110,7 @@ class HeldGenerations {
   void release();
   void write(EngineState& state);
   int64_t write_files(EngineState& state, int slot, std::vector<checkpoint::FileToWrite>& files,
-                      checkpoint::HeldFiles& held,
-                      std::map<std::string, checkpoint::StateFileFacts>& facts);
+                      checkpoint::HeldFiles& held, std::map<std::string, checkpoint::StateFileFacts>& facts);
   void log_cost(std::chrono::duration<double> time, int64_t bytes) const;
 
   HomeProcess home_;
@@ -127,8 +126,8 @@ class HeldGenerations {
   int64_t newest_step_ = -1;  // of the generation there; -1: not known
   bool is_due_ = false;       // a step has ended that is to be held and is not yet
   bool has_warned_ = false;
-  int64_t held_ = 0;                               // generations since start()
-  std::chrono::steady_clock::time_point written_;  // when the last one was
+  int64_t held_ = 0;                                 // generations since start()
+  std::chrono::steady_clock::time_point written_;    // when the last one was
   std::array<std::map<std::string, Kept>, 2> kept_;  // by slot: its files of frozen parameters
   std::optional<DataPosition> position_;
 };

@@ -308,7 +308,8 @@ TEST_CASE("a program's client_state is held, as it is after each step") {
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     StateTraining training({.name = "AdamW", .optimizer = R"({"type": "AdamW", "params": {"lr": 0.01}})"}, 1,
                            "fp32", communicator);
-    training.engine->load_newest(temporary / "other", {.client_state = [] { return ClientState{.json = "{"}; }});
+    training.engine->load_newest(temporary / "other",
+                                 {.client_state = [] { return ClientState{.json = "{"}; }});
     expect(!training.engine->holds_generations(), "nothing is held");
   });
   CHECK_THAT(capture.text(), Contains("--hold_every: no state is held in memory") &&
