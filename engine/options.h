@@ -140,7 +140,6 @@ struct RestoreOptions {
   /// has a position.
   bool holds_when_asked = false;
 };
-};
 
 struct RestoredCheckpoint {
   std::filesystem::path path;

@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/memory_limits.h"
 #include "checkpoint/checksums.h"
+#include "checkpoint/json_text.h"
 #include "checkpoint/own_folder.h"
 #include "checkpoint/publication.h"
 #include "comm/agreement.h"

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file_path.h"
 #include "comm/agreement.h"
+#include "python/src/python_function.h"
 
 namespace zerorun::python {
 namespace {
@@ -38,6 +39,11 @@ std::tuple<py::bytes, std::string, std::map<std::string, at::Tensor>> as_tuple(R
           std::move(restored.client_tensors)};
 }
 
+ClientState state_of(const PythonFunction& function) {
+  auto [json, tensors] = function.call<std::pair<std::string, std::map<std::string, at::Tensor>>>();
+  return {.json = std::move(json), .tensors = std::move(tensors)};
+}
+
 template <typename Class>
 void bind_training(Class& engine) {
   engine
@@ -51,6 +57,8 @@ void bind_training(Class& engine) {
           "scale", [](CoreEngine& core, const at::Tensor& loss) { return core.get().scale(loss); }, NoGil())
       .def(
           "step", [](CoreEngine& core) { core.get().step(); }, NoGil())
+      .def(
+          "hold_generation", [](CoreEngine& core) { core.get().hold_generation(); }, NoGil())
       .def(
           "zero_grad", [](CoreEngine& core) { core.get().zero_grad(); }, NoGil())
       .def("set_boundary",
@@ -146,14 +154,17 @@ void bind_checkpoints(Class& engine) {
            })
       .def("load_newest",
            [](CoreEngine& core, const std::string& folder, bool strict, bool optimizer_states, bool counters,
-              bool from_memory) -> std::optional<decltype(as_tuple({}))> {
+              py::object client_state) -> std::optional<decltype(as_tuple({}))> {
+             const PythonFunction own_state(std::move(client_state));
              std::optional<RestoredCheckpoint> restored = [&] {
                const InCall in_call;
                const py::gil_scoped_release no_gil;
-               return core.get().load_newest(folder, {.strict = strict,
-                                                      .optimizer_states = optimizer_states,
-                                                      .counters = counters,
-                                                      .from_memory = from_memory});
+               return core.get().load_newest(folder,
+                                             {.strict = strict,
+                                              .optimizer_states = optimizer_states,
+                                              .counters = counters,
+                                              .client_state = [own_state] { return state_of(own_state); },
+                                              .holds_when_asked = true});
              }();
              if (!restored) return std::nullopt;
              return as_tuple(std::move(*restored));

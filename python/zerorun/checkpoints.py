@@ -2,6 +2,7 @@
 
 import logging
 import os
+import weakref
 
 from . import client_state as states, zero_to_fp32
 from ._core import CommError, Error, UserError
@@ -11,16 +12,20 @@ from .module_notes import log_left_out
 
 log = logging.getLogger("zerorun")
 
-# In a checkpoint's client state: the state of the program's scheduler, the numbers of its optimizer if that runs itself, and the
-# samples so far if they are not those of all optimizer steps.
-_SCHEDULE_KEY, _OPTIMIZER_KEY, _SAMPLES_KEY = "_lr_scheduler", "_zerorun_optimizer", "_zerorun_samples"
+# In a checkpoint's client state: the state of the program's scheduler, the numbers of its optimizer if that runs itself, the
+# samples so far if they are not those of all optimizer steps, and the place of training_data's loader.
+_SCHEDULE_KEY, _OPTIMIZER_KEY, _SAMPLES_KEY, _DATA_KEY = "_lr_scheduler", "_zerorun_optimizer", "_zerorun_samples", "_zerorun_data"
 
 # How the engine's error begins if ranks save under different tags, where DeepSpeed raises AssertionError.
 _DIFFERENT = "ranks save different checkpoints"
 
 
 class Checkpoints:
-    """A base class of Engine, which sets _core, _flat, _runs_schedule, lr_scheduler and optimizer."""
+    """A base class of Engine, which sets _core, _flat, _runs_schedule, lr_scheduler and optimizer, and _data_sampler if it has one."""
+
+    _data_sampler = None  # of training_data's loader
+    _own_state = None  # the function that load_newest() got
+    _saves_own_state = False
 
     def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False,
                         asynchronous=False, keep_last=0):
@@ -32,6 +37,7 @@ class Checkpoints:
             folder, folder_tag = path_for_core(save_dir, "save_checkpoint"), tag_for_core(tag, "save_checkpoint")
             if self.optimizer is not None:
                 self.optimizer.push()
+            self._saves_own_state = bool(client_state)
             text, tensors = states.write(self._state_to_save(client_state))  # gathers parameters of the engine
         except Exception as error:  # the other ranks must not wait for this one
             if isinstance(error, CommError) or self._core.has_lost_ranks():
@@ -73,7 +79,18 @@ class Checkpoints:
             state[_OPTIMIZER_KEY] = self._flat.save()
         if self.global_samples != self.global_steps * self.train_batch_size():
             state[_SAMPLES_KEY] = self.global_samples
+        if self._data_sampler is not None:
+            state[_DATA_KEY] = self._data_sampler.state_dict()
         return state
+
+    def _state_to_hold(self):
+        """What save_checkpoint() would save of Python now, for a generation in memory."""
+        if self._own_state is None and self._saves_own_state:
+            raise UserError("the program saves a client_state: give load_newest() a function that returns it (client_state=...)")
+        if self.optimizer is not None:
+            self.optimizer.push()
+        own = self._own_state() if self._own_state is not None else None
+        return states.write(self._state_to_save(own), may_gather=False)
 
     def wait_for_checkpoint(self):
         """Waits until a checkpoint saved with asynchronous=True is on the disk, on all ranks. Raises UserError."""
@@ -92,14 +109,19 @@ class Checkpoints:
         return self._load(lambda *what: self._core.load_checkpoint(folder, folder_tag, *what), load_module_strict,
                           load_optimizer_states, load_lr_scheduler_states, load_module_only)
 
-    def load_newest(self, load_dir):
+    def load_newest(self, load_dir, client_state=None):
         """Returns (path, client_state) of the checkpoint that was saved last and is whole on all ranks; None if there is no
-        checkpoint. A damaged one is passed over, and the log warns (docs/restarts.md). A collective."""
+        checkpoint. A damaged one is passed over, and the log warns (docs/restarts.md). `client_state`: a function without
+        arguments that returns what save_checkpoint() gets under this name, for generations in memory (zerorun --hold_every): it
+        is called in this function, and in each step() that ends an optimizer step. A collective."""
+        if client_state is not None and not callable(client_state):
+            raise BadArgument(f"load_newest(): client_state is a {type(client_state).__name__}, expected a function that returns the "
+                              "dict")
         folder = path_for_core(load_dir, "load_newest")
-        # What checkpoints have of Python's objects, generations in memory do not.
-        schedules = self.lr_scheduler is not None and not self._runs_schedule
-        from_memory = self._flat is None and not schedules
-        return self._load(lambda *what: self._core.load_newest(folder, *what, from_memory), True, True, True, False)
+        self._own_state = client_state
+        engine = weakref.proxy(self)  # the core keeps the function
+        return self._load(lambda *what: self._core.load_newest(folder, *what, lambda: engine._state_to_hold()), True, True, True,
+                          False)
 
     def _load(self, load, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only):
         whole = not (load_module_only or self._config["computes_only"])
@@ -110,12 +132,15 @@ class Checkpoints:
             return None
         path, text, tensors = os.fsdecode(found[0]), *found[1:]
         state = states.read(text, tensors) or {}
-        own = (_SCHEDULE_KEY, _OPTIMIZER_KEY, _SAMPLES_KEY)
-        schedule, numbers, samples = (state.pop(key, None) if isinstance(state, dict) else None for key in own)
+        own = (_SCHEDULE_KEY, _OPTIMIZER_KEY, _SAMPLES_KEY, _DATA_KEY)
+        schedule, numbers, samples, place = (state.pop(key, None) if isinstance(state, dict) else None for key in own)
         if schedule is not None and load_lr_scheduler_states and whole and self.lr_scheduler is not None:
             self.lr_scheduler.load_state_dict(schedule)
+        self._saves_own_state = bool(state)
         self._scheduled_steps = self._steps_applied()
         if counts and whole:
+            if place is not None and self._data_sampler is not None:
+                self._data_sampler.load_state_dict(place)
             self.global_samples = self.global_steps * self.train_batch_size() if samples is None else samples
             self._core.set_global_samples(self.global_samples)
         if self._flat is not None and load_optimizer_states and whole:

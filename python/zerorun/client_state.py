@@ -18,10 +18,17 @@ _STORED = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.fl
            torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool}
 
 
-def write(state):
+class _Tensors(dict):
+    """Tensors by name. may_gather: whether parameters of an engine may be among them, which are gathered."""
+
+    may_gather = True
+
+
+def write(state, may_gather=True):
     """Returns the JSON of `state`, and the tensors to which it refers, by name. These share memory with those of `state`. Raises
     UserError with the path of a value that cannot be kept."""
-    tensors = {}
+    tensors = _Tensors()
+    tensors.may_gather = may_gather
     try:
         return json.dumps(_encode(state, "client_state", tensors), allow_nan=False), tensors
     except RecursionError:
@@ -89,6 +96,8 @@ def _encode_tensor(value, path, tensors):
         raise UserError(f"save_checkpoint(): {path} is a sparse, quantised or meta tensor: pass a dense one")
     plain = value.detach()
     if lies_in_engine(plain):
+        if not tensors.may_gather:
+            raise UserError(f"load_newest(): {path} lies in the memory of an engine: keep a clone() of it that all ranks make")
         plain = plain.clone()  # on all ranks: it may be a gather
     plain = plain.resolve_conj().resolve_neg().contiguous()
     return _tagged("stored tensor", [_add(tensors, path, plain), str(plain.dtype).removeprefix("torch."), list(plain.shape)])

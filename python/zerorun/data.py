@@ -4,6 +4,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from ._core import UserError
+
 
 class RepeatingLoader:
     """An endless iterator over a loader: it restarts the loader when it ends."""
@@ -26,11 +28,64 @@ class RepeatingLoader:
         return len(self.loader)
 
 
+class PlacedSampler(DistributedSampler):
+    """torch's, which begins in the middle of an epoch after a checkpoint was loaded. Its place is that of all ranks, so any number
+    of ranks goes on from there: in an epoch each sample is used once, but that the last batch is filled up to equal numbers on
+    all ranks with the epoch's first samples, as torch does."""
+
+    used = 0  # samples of the epoch that all ranks have used so far
+    _begin = 0  # where the next pass begins
+    _other = None  # why load_state_dict() could not set the place
+
+    def set_epoch(self, epoch):
+        """A pass over another epoch begins with its first sample."""
+        if epoch != self.epoch:
+            self._begin = 0
+        self._other = None
+        super().set_epoch(epoch)
+
+    def __iter__(self):
+        if self._other:
+            raise UserError(self._other)
+        begin, self._begin = self._begin, 0
+        self.used = begin
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator).tolist() if self.shuffle else list(range(len(self.dataset)))
+        rest = order[begin:]
+        missing = -len(rest) % self.num_replicas
+        rest += (order * (missing // len(order) + 1))[:missing]
+        return iter(rest[self.rank::self.num_replicas])
+
+    def add_used(self, samples):
+        self.used = min(self.used + samples, len(self.dataset))
+
+    def state_dict(self):
+        return {"samples": len(self.dataset), "seed": self.seed, "epoch": self.epoch, "used": self.used}
+
+    def load_state_dict(self, state):
+        """The next pass goes on with that epoch where it was."""
+        own, saved = (len(self.dataset), self.seed), (state["samples"], state["seed"])
+        self._other = None if own == saved else (
+            f"training_data has {own[0]} samples and its sampler the seed {own[1]}, and the checkpoint's place is in {saved[0]} with the "
+            f"seed {saved[1]}: call set_epoch() of the loader's sampler to begin with an epoch")
+        self.epoch, self.used, self._begin = state["epoch"], state["used"], state["used"]
+
+
+class TrainingLoader(DataLoader):
+    """Counts the samples that it has given to the program. Those are what a checkpoint takes for used."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            self.sampler.add_used(self.batch_size * self.sampler.num_replicas)
+            yield batch
+
+
 def make_loader(dataset, batch_size, rank, world_size, collate_fn=None, drop_last=False, num_workers=0):
     """Each rank gets its own samples, in an order that all ranks shuffle with the same seed. The sampler's set_epoch()
     changes the order."""
     sampler = None
     if not isinstance(dataset, IterableDataset):
-        sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank)
-    return DataLoader(dataset, batch_size=batch_size, sampler=sampler, collate_fn=collate_fn, drop_last=drop_last,
-                      num_workers=num_workers, pin_memory=torch.cuda.is_available())
+        sampler = PlacedSampler(dataset, num_replicas=world_size, rank=rank)
+    kind = DataLoader if sampler is None else TrainingLoader
+    return kind(dataset, batch_size=batch_size, sampler=sampler, collate_fn=collate_fn, drop_last=drop_last,
+                num_workers=num_workers, pin_memory=torch.cuda.is_available())

@@ -208,6 +208,7 @@ class Engine(Facts, Checkpoints, Weights, Scheduled, Monitored, torch.nn.Module)
         self.micro_steps += 1
         if updates:
             self._after_update(backwards, lr_kwargs or {})
+            self._core.hold_generation()
 
     def _refuse_unused(self):
         """On all ranks, if a parameter of any rank has no gradient."""
@@ -346,8 +347,10 @@ class Engine(Facts, Checkpoints, Weights, Scheduled, Monitored, torch.nn.Module)
                                 num_workers=num_local_io_workers or 0)
 
     def take_training_data(self, dataset, collate_fn):
-        """The loader that initialize() returns."""
-        return self.deepspeed_io(dataset, collate_fn=collate_fn)
+        """The loader that initialize() returns. Checkpoints have its place in the data."""
+        loader = self.deepspeed_io(dataset, collate_fn=collate_fn)
+        self._data_sampler = loader.sampler if isinstance(loader, data.TrainingLoader) else None
+        return loader
 
 
 DeepSpeedEngine = Engine
