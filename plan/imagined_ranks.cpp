@@ -113,6 +113,7 @@ std::unique_ptr<Device> make_imagined_device(bool on_gpu) {
 ImaginedCommunicator::ImaginedCommunicator(const ImaginedRanks& ranks, Device& device)
     : Communicator(ranks.rank, ranks.world_size, std::chrono::minutes(10), device),
       shares_memory_(ranks.shares_memory),
+      ranks_on_host_(ranks.ranks_on_host > 0 ? ranks.ranks_on_host : ranks.world_size),
       mail_(ranks.mail) {}
 
 at::Tensor ImaginedCommunicator::allocate_shared(int64_t numel, at::ScalarType dtype) {
@@ -128,17 +129,35 @@ std::unique_ptr<Work> ImaginedCommunicator::start(CollectiveCall call) {
     Volume sent;
     sent.add(call, rank(), world_size());
     const double elements = sent.elements(call.kind);
+    const double bytes = elements * static_cast<double>(call.input.element_size());
     elements_->at(static_cast<size_t>(call.kind)) += elements;
-    bytes_->at(static_cast<size_t>(call.kind)) += elements * static_cast<double>(call.input.element_size());
+    bytes_->at(static_cast<size_t>(call.kind)) += bytes;
+    int here = 0;
+    for (int other = 0; other < world_size(); ++other) here += is_on_own_host(other) ? 1 : 0;
+    if (here == world_size()) return std::make_unique<DoneWork>();
+    // Each rank has as many bytes for each other.
+    const double across = bytes * (world_size() - here) / (world_size() - 1);
+    across_->flat += across;
+    across_->on_levels += across / here;
   } else {
     exchange(call, rank(), world_size());
   }
   return std::make_unique<DoneWork>();
 }
 
+bool ImaginedCommunicator::is_on_own_host(int other) const {
+  return rank_in_job(other) / ranks_on_host_ == rank_in_job(rank()) / ranks_on_host_;
+}
+
 std::unique_ptr<Work> ImaginedCommunicator::start_message(MessageCall call) {
   if (call.tensor.is_meta()) {
-    if (call.is_send) message_bytes_ += static_cast<double>(call.bytes());
+    if (!call.is_send) return std::make_unique<DoneWork>();
+    const auto bytes = static_cast<double>(call.bytes());
+    message_bytes_ += bytes;
+    if (!is_on_own_host(call.receiver)) {
+      across_->flat += bytes;
+      across_->on_levels += bytes;
+    }
     return std::make_unique<DoneWork>();
   }
   ZR_CHECK(mail_, "a message that has values: " + call.label);
@@ -161,11 +180,13 @@ std::shared_ptr<Communicator> ImaginedCommunicator::make_part(const std::vector<
                     .world_size = static_cast<int>(ranks.size()),
                     .on_gpu = false,
                     .shares_memory = shares_memory_,
+                    .ranks_on_host = ranks_on_host_,
                     .mail = mail_},
       device());
   part->set_group(std::move(group));
   part->bytes_ = bytes_;
   part->elements_ = elements_;
+  part->across_ = across_;
   return part;
 }
 

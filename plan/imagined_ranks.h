@@ -23,6 +23,7 @@ struct ImaginedRanks {
   int world_size = 1;
   bool on_gpu = false;                           // else on CPUs
   bool shares_memory = false;                    // the ranks are on the CPUs of one host
+  int ranks_on_host = 0;                         // 0: all
   std::shared_ptr<ImaginedMail> mail = nullptr;  // null: no rank sends messages that have values
 };
 
@@ -42,20 +43,30 @@ class ImaginedCommunicator : public Communicator {
   double elements_sent(Collective kind) const { return elements_->at(static_cast<size_t>(kind)); }
   /// Bytes that this rank has sent in messages of this communicator, likewise.
   double bytes_of_messages() const { return message_bytes_; }
+  /// Bytes that this rank has sent to ranks of other hosts, in this communicator and those of groups: as each
+  /// rank talks to each other, and if ranks of a host sum and share first (comm/two_level/).
+  double bytes_between_hosts() const { return across_->flat; }
+  double bytes_between_hosts_on_levels() const { return across_->on_levels; }
 
  private:
   using Counts = std::array<double, kCollectiveKinds>;
+  struct Across {
+    double flat = 0, on_levels = 0;
+  };
 
   std::unique_ptr<Work> start(CollectiveCall call) override;
   std::unique_ptr<Work> start_message(MessageCall call) override;
   std::shared_ptr<Communicator> make_part(const std::vector<RankGroup>& groups, size_t own,
                                           RankGroup group) override;
+  bool is_on_own_host(int rank) const;
 
   bool shares_memory_;
+  int ranks_on_host_;
   int boards_ = 0;
   // Shared with the communicators of groups.
   std::shared_ptr<Counts> bytes_ = std::make_shared<Counts>();
   std::shared_ptr<Counts> elements_ = std::make_shared<Counts>();
+  std::shared_ptr<Across> across_ = std::make_shared<Across>();
   double message_bytes_ = 0;
   std::shared_ptr<ImaginedMail> mail_;
 };

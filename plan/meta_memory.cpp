@@ -8,12 +8,17 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/memory_report.h"
 
 namespace zerorun {
 
 struct MetaMemory::Tally {
-  std::atomic<int64_t> held = 0;  // a tensor may be freed on another thread
-  int64_t peak = 0;
+  struct Bytes {
+    std::atomic<int64_t> held = 0;  // a tensor may be freed on another thread
+    int64_t peak = 0;
+    void add(int64_t bytes) { peak = std::max<int64_t>(peak, held += bytes); }
+  };
+  Bytes all, of_transfers;
 };
 
 namespace {
@@ -28,11 +33,18 @@ void report(void* what, int64_t bytes) {
 struct Counted {
   std::shared_ptr<MetaMemory::Tally> tally;
   int64_t bytes;
+  bool is_of_transfer;
 };
+
+bool is_in_transfer() {
+  const int64_t use = memory_now().allocating - 1;
+  return use == static_cast<int64_t>(MemoryUse::gathered) || use == static_cast<int64_t>(MemoryUse::messages);
+}
 
 void end_counted(void* context) {
   const std::unique_ptr<Counted> counted(static_cast<Counted*>(context));
-  counted->tally->held -= counted->bytes;
+  counted->tally->all.held -= counted->bytes;
+  if (counted->is_of_transfer) counted->tally->of_transfers.held -= counted->bytes;
   report(context, -counted->bytes);
 }
 
@@ -42,9 +54,9 @@ class CountingAllocator : public c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     if (!current || size == 0) return {nullptr, c10::kMeta};
     const auto bytes = static_cast<int64_t>(size);
-    const int64_t held = current->held += bytes;
-    current->peak = std::max(current->peak, held);
-    auto counted = std::make_unique<Counted>(Counted{current, bytes});
+    auto counted = std::make_unique<Counted>(Counted{current, bytes, is_in_transfer()});
+    current->all.add(bytes);
+    if (counted->is_of_transfer) current->of_transfers.add(bytes);
     report(counted.get(), bytes);
     return {nullptr, counted.release(), &end_counted, c10::kMeta};
   }
@@ -74,7 +86,11 @@ MetaMemory::~MetaMemory() {
 }
 
 int64_t MetaMemory::peak() const {
-  return tally_->peak;
+  return tally_->all.peak;
+}
+
+int64_t MetaMemory::peak_of_transfers() const {
+  return tally_->of_transfers.peak;
 }
 
 UncountedMetaMemory::UncountedMetaMemory() : outer_(std::exchange(current, nullptr)) {}

@@ -18,6 +18,8 @@ class MetaMemory {
 
   /// The most bytes held at a time so far, of tensors made since the constructor.
   int64_t peak() const;
+  /// The same of those that gathers and reductions have made for themselves (AllocatingFor).
+  int64_t peak_of_transfers() const;
 
   struct Tally;
 

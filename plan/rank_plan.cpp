@@ -64,6 +64,8 @@ SentPerStep sent_so_far(const ImaginedCommunicator& communicator, const Mesh& me
     sent.reduced_elements += communicator.elements_sent(Collective::all_reduce);
     sent.reduced_bytes += communicator.bytes_sent(Collective::all_reduce);
   }
+  sent.between_hosts = communicator.bytes_between_hosts();
+  sent.between_hosts_on_levels = communicator.bytes_between_hosts_on_levels();
   return sent;
 }
 
@@ -71,7 +73,8 @@ SentPerStep sent_so_far(const ImaginedCommunicator& communicator, const Mesh& me
 void add(SentPerStep& sum, const SentPerStep& after, const SentPerStep& before, double times) {
   for (const auto count :
        {&SentPerStep::gathered_elements, &SentPerStep::gathered_bytes, &SentPerStep::reduced_elements,
-        &SentPerStep::reduced_bytes, &SentPerStep::passed_bytes})
+        &SentPerStep::reduced_bytes, &SentPerStep::passed_bytes, &SentPerStep::between_hosts,
+        &SentPerStep::between_hosts_on_levels})
     sum.*count += times * (after.*count - before.*count);
 }
 
@@ -85,9 +88,13 @@ std::string message_of(const std::exception& error) {
 
 // The forward and the backward of one micro-step.
 void run_micro_step(const PlannedTraining& training, Engine& engine, RankPlan& plan) {
-  if (!training.forward) return engine.backward(imagined_loss(training.model));
+  const MetaMemory memory;
+  if (!training.forward) {
+    engine.backward(imagined_loss(training.model));
+    plan.transfers = std::max(plan.transfers, memory.peak_of_transfers());
+    return;
+  }
   try {
-    const MetaMemory memory;
     engine.backward(training.forward(engine));
     plan.activations = std::max(plan.activations.value_or(0), memory.peak());
   } catch (const std::exception& error) {
@@ -172,7 +179,8 @@ void run_windows(const PlannedTraining& training, const Config& config,
 }  // namespace
 
 int64_t RankPlan::memory() const {
-  return peak.model_states() + peak.buckets + peak.buffers + peak.gathered + activations.value_or(0);
+  return peak.model_states() + peak.buckets + peak.buffers + peak.gathered + transfers +
+         activations.value_or(0);
 }
 
 void note_peak(BytesByCategory& peak, const Engine& engine) {

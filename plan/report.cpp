@@ -92,6 +92,7 @@ std::string memory_table(const PlanReport& report) {
   };
   for (const Category& category : kOfDevice) add(category.name, report.plan.peak.*category.bytes);
   if (report.plan.activations) add("activations", *report.plan.activations);
+  if (report.plan.transfers > 0) add("transfers in 8 bits", report.plan.transfers);
   add("together", report.plan.memory());
   if (!report.plan.activations) {
     text += row("activations", "not known");
@@ -118,6 +119,13 @@ std::string traffic(const PlanReport& report) {
           number(sent.reduced_elements) + " elements\n";
   if (sent.passed_bytes > 0)
     text += "  " + left("pass to other stages", 22) + right(in_units(sent.passed_bytes), 12) + "\n";
+  if (report.request.hosts > 1) {
+    const int ranks = ranks_of_host(report.request);
+    text += "sent by a host to the others in an optimizer step\n" +
+            row("all ranks to all", in_units(sent.between_hosts * ranks)) +
+            row("on two levels", in_units(sent.between_hosts_on_levels * ranks)) +
+            (report.request.on_gpu ? "    NCCL chooses: on two levels is the least\n" : "");
+  }
   if (report.plan.file_bytes_per_step == 0) return text;
   text += "written to the files of a host\n" + row("in a step", in_units(written_per_step(report)));
   if (report.request.step_seconds) text += row("in a day", in_units(written_per_day(report)));
@@ -166,13 +174,16 @@ ordered_json to_json(const RankPlan& plan) {
   ordered_json bytes = ordered_json::object();
   for (const Category& category : kOfDevice) bytes[category.key] = plan.peak.*category.bytes;
   bytes["activations"] = plan.activations ? ordered_json(*plan.activations) : ordered_json(nullptr);
+  bytes["transfers_in_8_bits"] = plan.transfers;
   bytes["memory"] = plan.memory();
   for (const Category& category : kElsewhere) bytes[category.key] = plan.peak.*category.bytes;
   return {{"bytes", std::move(bytes)},
           {"sent_per_step",
            {{"gather", {{"elements", plan.sent.gathered_elements}, {"bytes", plan.sent.gathered_bytes}}},
             {"reduce", {{"elements", plan.sent.reduced_elements}, {"bytes", plan.sent.reduced_bytes}}},
-            {"pass", {{"bytes", plan.sent.passed_bytes}}}}},
+            {"pass", {{"bytes", plan.sent.passed_bytes}}},
+            {"between_hosts", {{"bytes", plan.sent.between_hosts}}},
+            {"between_hosts_on_two_levels", {{"bytes", plan.sent.between_hosts_on_levels}}}}},
           {"written_per_step", plan.file_bytes_per_step},
           {"memory_by_stage", plan.stages}};
 }

@@ -18,6 +18,10 @@ struct SentPerStep {
   double reduced_elements = 0;  // reduce-scatters of gradients
   double reduced_bytes = 0;
   double passed_bytes = 0;  // between pipeline stages: activations and their gradients
+  /// Of these bytes those that go to ranks of other hosts: if all ranks talk to each other, and with `--comm
+  /// two-level`.
+  double between_hosts = 0;
+  double between_hosts_on_levels = 0;
   double bytes() const { return gathered_bytes + reduced_bytes + passed_bytes; }
 };
 
@@ -26,6 +30,9 @@ struct RankPlan {
   /// The most bytes that a micro-step's forward and backward hold at a time besides `peak`: activations, and
   /// gradients on their way to buckets. Absent without the program's forward.
   std::optional<int64_t> activations = {};
+  /// Without the program's forward: the most bytes that gathers and reductions in 8 bits need for a moment.
+  /// Else they are among `activations`.
+  int64_t transfers = 0;
   SentPerStep sent;
   int64_t file_bytes_per_step = 0;  // written to files in one optimizer step
   /// memory() of a rank of each pipeline stage, of which this plan is the largest; empty: there are none.

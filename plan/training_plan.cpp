@@ -56,7 +56,8 @@ class Planner {
     const int on_host = request_.world_size / request_.hosts;
     ImaginedRanks ranks{.world_size = world_size,
                         .on_gpu = request_.on_gpu,
-                        .shares_memory = !request_.on_gpu && world_size <= on_host};
+                        .shares_memory = !request_.on_gpu && world_size <= on_host,
+                        .ranks_on_host = on_host};
     if (config.mesh && config.mesh->pipeline > 1) return plan_stages(config, ranks);
     if (training_.forward && config.precision.autocast) {
       forget_forward("the config has torch_autocast, and LibTorch casts no tensors without memory");

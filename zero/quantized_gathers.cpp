@@ -30,6 +30,7 @@ std::unique_ptr<Work> QuantizedGathers::gather(int bucket, const at::Tensor& own
 void QuantizedGathers::decode(int bucket, const at::Tensor& memory) {
   if (!enabled_ || !gathered_[bucket].defined()) return;
   const c10::NoGradGuard no_grad;
+  const AllocatingFor scope(MemoryUse::gathered);
   const at::Tensor gathered = std::exchange(gathered_[bucket], at::Tensor());
   const int64_t ranks = communicator_->world_size();
   const int64_t bytes = gathered.numel() / ranks, slice = memory.numel() / ranks;

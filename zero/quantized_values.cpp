@@ -19,8 +19,6 @@ int64_t quantized_bytes(int64_t numel) {
 }
 
 at::Tensor quantized(const at::Tensor& values) {
-  if (values.is_meta())
-    return at::empty({quantized_bytes(values.numel())}, values.options().dtype(at::kByte));  // a plan
   const int64_t blocks = blocks_of(values.numel());
   const at::Tensor exact =
       at::constant_pad_nd(values.to(at::kFloat), {0, blocks * kQuantizedBlock - values.numel()})
@@ -32,7 +30,6 @@ at::Tensor quantized(const at::Tensor& values) {
 }
 
 void dequantize(const at::Tensor& bytes, const at::Tensor& values) {
-  if (values.is_meta()) return;
   const int64_t blocks = blocks_of(values.numel());
   const int64_t padded = blocks * kQuantizedBlock;
   const at::Tensor rounded = bytes.narrow(0, 0, padded).view(at::kChar).view({blocks, -1}).to(at::kFloat);

@@ -152,4 +152,27 @@ TEST_CASE("A plan knows what ranks send in 8 bits") {
   }
 }
 
+TEST_CASE("A plan knows what a host sends to others") {
+  // All ranks reduce and gather all elements once: of n bytes a rank sends n / ranks to each other rank.
+  const std::string model = R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2)";
+  torch::nn::Linear shapes(torch::nn::LinearOptions(256, 256).bias(false));
+  const double bytes = 2.0 * 256 * 256 * 4;
+  const auto sent = [&](int ranks, int hosts, const std::string& more) {
+    return plan_training({.model = model_of(*shapes)}, model + more, "test",
+                         {.world_size = ranks, .hosts = hosts, .with_others = false})
+        .plan.sent;
+  };
+  for (const int on_host : {1, 2, 4}) {
+    const int ranks = 8, others = ranks - on_host;
+    CAPTURE(on_host);
+    const SentPerStep flat = sent(ranks, ranks / on_host, "}}");
+    CHECK(flat.between_hosts == Approx(bytes * others / ranks));
+    CHECK(flat.between_hosts_on_levels == Approx(bytes * others / ranks / on_host));
+  }
+  CHECK(sent(8, 1, "}}").between_hosts == 0);
+  // Replicas on each host: only sums of gradients cross, of a slice for each rank.
+  const SentPerStep replicas = sent(8, 2, R"(}, "zerorun": {"mesh": {"replicate": 2}}})");
+  CHECK(replicas.between_hosts == Approx(256 * 256 * 4 / 4.0));
+}
+
 }  // namespace zerorun::testing

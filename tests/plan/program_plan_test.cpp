@@ -28,6 +28,7 @@ struct ProgramSetting {
   bool is_bf16, is_masked;
   std::string recompute;  // in zerorun.recompute
   int ranks = 1, accumulation = 1;
+  std::string zeropp = {};  // members of zero_optimization
 };
 
 std::string program_config(const ProgramSetting& how) {
@@ -35,7 +36,7 @@ std::string program_config(const ProgramSetting& how) {
          std::to_string(how.accumulation) + (how.is_bf16 ? R"(, "bf16": {"enabled": true})" : "") +
          (how.recompute.empty() ? "" : R"(, "zerorun": {"recompute": {)" + how.recompute + "}}") +
          R"(, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_optimization": {"stage": )" +
-         std::to_string(how.stage) + R"(, "stage3_param_persistence_threshold": 200}})";
+         std::to_string(how.stage) + R"(, "stage3_param_persistence_threshold": 200)" + how.zeropp + "}}";
 }
 
 at::Tensor masked_loss(samples::Gpt2Impl& model, const at::Tensor& tokens, bool is_masked) {
@@ -184,6 +185,39 @@ TEST_CASE("A plan of a program has the activations of its training") {
                              .accumulation = 1 + recompute % 2};
     CAPTURE(how.stage, how.is_bf16, how.is_masked, how.recompute, how.ranks, how.accumulation);
     CHECK_NOTHROW(compare_with_training(how));
+  }
+  at::globalContext().setUserEnabledMkldnn(with_onednn);
+}
+
+TEST_CASE("A plan of a program has what gathers and reductions in 8 bits need for a moment") {
+  const bool with_onednn = at::globalContext().userEnabledMkldnn();
+  at::globalContext().setUserEnabledMkldnn(false);
+  const std::string zeropp[] = {R"(, "zero_quantized_weights": true)",
+                                R"(, "zero_quantized_gradients": true)",
+                                R"(, "zero_quantized_gradients": true, "zero_quantized_weights": true)"};
+  for (const auto& [precision, keys, accumulation] : settings(2, 3, 2)) {
+    ProgramSetting how{.stage = 3,
+                       .is_bf16 = precision == 1,
+                       .is_masked = false,
+                       .recompute = R"("every": 1)",
+                       .ranks = 3,
+                       .accumulation = 1 + accumulation,
+                       .zeropp = zeropp[keys] + R"(, "stage3_max_reuse_distance": 0)"};
+    CAPTURE(how.is_bf16, how.zeropp, how.accumulation);
+    CHECK_NOTHROW(compare_with_training(how));
+    samples::Gpt2 model(kGpt2);
+    const auto of_states = [&] {
+      return plan_training({.model = model_of(*model)}, program_config(how), "test",
+                           {.world_size = how.ranks, .hosts = how.ranks, .with_others = false})
+          .plan;
+    };
+    const RankPlan narrow = of_states();
+    how.zeropp.clear();
+    const RankPlan exact = of_states();
+    CHECK(exact.transfers == 0);
+    // A slice of the largest parameter in float32, and its absolute values.
+    CHECK(narrow.transfers >= 2 * 4 * 4 * kGpt2.hidden * kGpt2.hidden / how.ranks);
+    CHECK(narrow.memory() - narrow.transfers == exact.memory());
   }
   at::globalContext().setUserEnabledMkldnn(with_onednn);
 }
