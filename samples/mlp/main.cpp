@@ -48,10 +48,11 @@ int run(int argc, char** argv) {
   zerorun::Communicator& ranks = engine.mesh().data();
   const bool talks = engine.communicator().rank() == 0;
   const zerorun::BatchConfig& batch = engine.config().batch;
-  const int64_t steps_per_print = engine.config().steps_per_print.value_or(steps);
   const at::Tensor teacher = random_normal({kInputs, kClasses}, seed);
   std::optional<samples::CsvLog> csv;
   if (talks && !csv_file.empty()) csv.emplace(csv_file);
+  zerorun::LiveLine live(engine, {.steps = steps});
+  double accuracy = 0;
 
   for (int64_t step = 0, batches = 0; step < steps; ++step) {
     const double lr = engine.get_lr().front(), loss_scale = engine.loss_scale();
@@ -75,12 +76,14 @@ int run(int argc, char** argv) {
       csv->write({step, sums[0].item<double>(), engine.get_global_grad_norm(), lr, loss_scale,
                   engine.skipped_steps()});
     }
-    if ((step + 1) % steps_per_print == 0) {
-      std::printf("step %lld  loss %.4f  accuracy %.3f\n", static_cast<long long>(step + 1),
-                  sums[0].item<double>(), sums[1].item<double>());
-      std::fflush(stdout);
-    }
+    live.show({.steps = step + 1,
+               .loss = sums[0].item<double>(),
+               .lr = lr,
+               .grad_norm = engine.get_global_grad_norm()});
+    accuracy = sums[1].item<double>();
   }
+  live.end();
+  if (talks && steps > 0) std::printf("accuracy in the last step: %.3f\n", accuracy);
   return 0;
 }
 
