@@ -27,20 +27,21 @@ def pss_of(pid):
 
 class Job:
     """The ranks of a program, each with one thread. They read numbers of steps from standard input; rank 0 prints events as lines
-    of JSON. `launcher`: a command that starts the ranks; else they are started here."""
+    of JSON. `launcher`: a command that starts the ranks; else they are started here, each by a command of its host: `hosts` are the
+    words in front of it. The first host's address is `address`."""
 
-    def __init__(self, name, command, ranks, variables, launcher=None):
+    def __init__(self, name, command, ranks, variables, launcher=None, hosts=((),), address="127.0.0.1"):
         self.name, self.port, self.begin = name, free_port(), time.perf_counter()
         shared = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-        environments = [shared]
+        environments, on_host = [shared], ranks // len(hosts)
         if launcher is None:
-            sizes = {size: str(ranks) for size in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE")}
-            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
-            environments = [{**shared, **address, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+            sizes = {"WORLD_SIZE": str(ranks), **{size: str(on_host) for size in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")}}
+            place = {"MASTER_ADDR": address, "MASTER_PORT": str(self.port)}
+            environments = [{**shared, **place, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank % on_host)} for rank in range(ranks)]
         self.errors = tempfile.TemporaryFile("w+")
         self.ranks = [
             subprocess.Popen(
-                [*(launcher or []), *command],
+                [*(launcher or hosts[rank // on_host]), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if rank == 0 else self.errors,
                 stderr=self.errors,

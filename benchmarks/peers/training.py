@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -44,6 +45,8 @@ CASES = {
     2: OURS | {"ddp": "DDP", "deepspeed": "DeepSpeed"},
     3: OURS | {"fsdp2": "FSDP2", "fsdp2_kept": "FSDP2, not resharded", "deepspeed": "DeepSpeed"},
 }
+# With --hosts, where "zerorun" has all ranks talk to each other, as the others do.
+BETWEEN_HOSTS = {"zerorun_levels": "ZeroRun on two levels"}
 # Training loops of one rank without communication, for --tiny. Each rank trains a model of its own.
 ALONE = {"plain": "plain LibTorch", "plain_torch": "plain torch"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -92,12 +95,15 @@ class Run(Job):
             command += ["--" + key.replace("_", "-"), str(value)]
         if peer == "plain":
             command.append("--plain")
-        elif peer not in ("zerorun", CONTROL):
+        elif peer not in ("zerorun", CONTROL, *BETWEEN_HOSTS):
             command = [sys.executable, os.path.join(HERE, "training_rank.py"), "--peer", peer, "--config", config]
             command += ["--shape", json.dumps(shape), "--device", options.device]
         command += ["--steps", str(steps)] if steps else ["--on-demand"]
         launcher = [os.path.join(options.bin, "zerorun"), "--num_gpus", str(options.ranks)] if peer in OURS and launched else None
-        super().__init__(peer, command, options.ranks, {"ZERORUN_DEVICE": options.device}, launcher)
+        variables = {"ZERORUN_DEVICE": options.device}
+        if options.address:
+            variables |= {"ZERORUN_COMM": "two-level" if peer in BETWEEN_HOSTS else "gloo", "GLOO_SOCKET_IFNAME": "eth0"}
+        super().__init__(peer, command, options.ranks, variables, launcher, options.hosts, options.address or "127.0.0.1")
 
 
 class Memory(threading.Thread):
@@ -143,7 +149,7 @@ class Stage:
                 os.path.join(folder, f"weights_{shape['hidden']}.safetensors"),
             )
         self.folder = folder
-        self.names = CASES[stage] | (ALONE if options.tiny else {})
+        self.names = CASES[stage] | (ALONE if options.tiny or options.address else {}) | (BETWEEN_HOSTS if options.address else {})
         peers = [peer for peer in self.names if peer not in options.left_out]
         chosen = set(options.cases or peers) - {CONTROL} | ({CONTROL} if options.control else set())
         peers = [peer for peer in peers if peer in chosen]
@@ -274,11 +280,16 @@ def main():
     parser.add_argument("--tiny", action="store_true",
                         help="--model tiny --only-steps, also beside plain loops without communication")
     parser.add_argument("--nvme", metavar="FOLDER", help="optimizer states in files of FOLDER: needs --stages 3, libaio-dev")
+    parser.add_argument("--hosts", nargs="+", type=shlex.split, default=[()], metavar="WORDS",
+                        help="for each host the words in front of a command that run it there; with --address; --only-steps")
+    parser.add_argument("--address", help="of the first host, where ranks meet")
     parser.add_argument("--json", help="file for all figures")
     options = parser.parse_args()
     if options.tiny:
         options.model, options.only_steps = "tiny", True
-    names = {name for stage in CASES.values() for name in stage} | set(ALONE if options.tiny else ())
+    options.only_steps = options.only_steps or options.address is not None
+    names = {name for stage in CASES.values() for name in stage}
+    names |= set(ALONE if options.tiny or options.address else ()) | set(BETWEEN_HOSTS if options.address else ())
     if options.cases and ("zerorun" not in options.cases or not names >= set(options.cases)):
         parser.error(f"--cases: expected zerorun and some of {', '.join(sorted(names))}")
 
@@ -306,7 +317,8 @@ def main():
             if not options.only_steps:
                 stage.watch_memory()
                 stage.time_start_up()
-            stage.break_down()
+            if not options.address:
+                stage.break_down()
             stage.show()
             stages.append(stage)
     print(f"load average in the end: {os.getloadavg()[0]:.1f}")
