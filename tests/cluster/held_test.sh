@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # held_test.sh BIN SOURCE: jobs on two hosts of two ranks each that go on from memory (--hold_every), which a keeper on each host
 # holds. When a rank, an agent, ssh, a keeper or the launcher is killed, the training ends with the bits of an undisturbed one, and
-# no keeper is left. Likewise when a host is lost, with copies on the next one (zerorun.restart.partner).
+# no keeper is left. Likewise when a host is lost, with copies on the next one (zerorun.restart.partner). With ZERORUN_KILLS=N it
+# does instead N kills of random kinds at random moments (ZERORUN_SEED), and prints how long each restart took.
 set -euo pipefail
 bin=$1 source=$2
 # shellcheck source=tests/cluster/hosts.bash
@@ -17,6 +18,7 @@ all=${ZERORUN_TEST_ALL:-}
 stages=(3)
 if [[ -n $all ]]; then stages=(0 3); fi
 more=() # arguments of the program
+kills=${ZERORUN_KILLS:-0} restarts=4 limit=90
 
 # start NAME STAGE [OPTIONS...]: a training in the folder NAME that saves no checkpoint. It waits before its last step for the file
 # NAME/go.
@@ -24,7 +26,7 @@ start() {
   name=$1 stage=$2
   shift 2
   mkdir "$name"
-  on 0 timeout 90 "$bin/zerorun" --device cpu --timeout 60 --hostfile "$work/hostfile" --max_restarts 4 "$@" \
+  on 0 timeout "$limit" "$bin/zerorun" --device cpu --timeout 60 --hostfile "$work/hostfile" --max_restarts "$restarts" "$@" \
     "$bin/restarted_program" "$work/$name" "$steps" 1000 "$stage" fp32 "${more[@]}" </dev/null >"$name.out" 2>"$name.log" &
   job=$!
 }
@@ -76,6 +78,49 @@ agent_on() { processes_on "$1" '^[^ ]*bin/zerorun --agent' | head -n 1; }
 keeper_on() { processes_on "$1" '^[^ ]*bin/zerorun --keeper'; }
 rank_on() { processes_on "$1" '^[^ ]*bin/restarted_program' | head -n 1; }
 
+# The next host has copies. A host is lost with its memory, and comes back.
+lose() { kill -9 $(processes_on "$1" '^[^ ]*bin/zerorun --(agent|keeper)|^[^ ]*bin/restarted_program'); }
+
+# moments_of EVENT: when rank 0 has written it.
+moments_of() { awk -v event="$1" '$1 == "#" && $2 == event { print $3 }' "$name/rank0"; }
+# random_kills: one after the other, each when rank 0 has ended a step since the one before.
+random_kills() {
+  local kill kind host before
+  RANDOM=${ZERORUN_SEED:-1}
+  restarts=$kills limit=$((60 + 10 * kills)) steps=$((60 * kills)) more=(partner)
+  start calm3 3
+  touch calm3/go
+  wait "$job" || fail "the undisturbed training"
+  start random 3 --hold_every 1
+  for ((kill = 1; kill <= kills; ++kill)); do
+    for ((i = 0; i < 1000 && $(moments_of stepped | wc -l) < kill; ++i)); do sleep 0.02; done
+    (($(moments_of stepped | wc -l) >= kill)) || fail "kill $kill: rank 0 has not ended a step for 20 s"
+    sleep "0.$((RANDOM % 10))"
+    kind=$((RANDOM % 4)) host=$((RANDOM % 2)) before=$(date +%s.%N)
+    case $kind in
+      0) kill -9 "$(rank_on $host)" ;;
+      1) kill -9 "$(agent_on $host)" ;;
+      2) kill -9 "$(processes_on 0 '^ssh -T' | head -n 1)" ;;
+      3) lose $host ;;
+    esac
+    printf '%s %s %s\n' "$kill" "$kind" "$before" >>kills
+  done
+  for ((i = 0; i < 1000 && $(moments_of stepped | wc -l) <= kills; ++i)); do sleep 0.02; done
+  ends "$kills"
+  # Seconds from a kill until ranks had been started again, had read their state, and had ended a step.
+  paste -d ' ' kills <(moments_of began | tail -n +2) <(moments_of read | tail -n +2) <(moments_of stepped | tail -n +2) | sort -k 2,2 -s | awk '
+    BEGIN { split("rank agent ssh host", names, " "); print "killed  times  started: mean, most  read  first step  together: mean, most" }
+    function show() { if (n) printf "%-7s %5d %8.2f %6.2f %13.2f %8.2f %12.2f %6.2f\n", names[kind + 1], n, a / n, b, c / n, d / n, e / n, f }
+    $2 != kind { show(); n = a = b = c = d = e = f = 0; kind = $2 }
+    { ++n; a += $4 - $3; if ($4 - $3 > b) b = $4 - $3; c += $5 - $4; d += $6 - $5; e += $6 - $3; if ($6 - $3 > f) f = $6 - $3 }
+    END { show() }'
+}
+if ((kills > 0)); then
+  random_kills
+  echo "$passed passed, 0 failed"
+  exit
+fi
+
 for stage in "${stages[@]}"; do
   start calm$stage $stage
   touch calm$stage/go
@@ -107,8 +152,7 @@ wait "$job" && fail "a killed launcher has exit code 0"
 nothing_left "the launcher is killed"
 pass "the launcher is killed"
 
-# The next host has copies. A host is lost with its memory, and comes back; then the other one.
-lose() { kill -9 $(processes_on "$1" '^[^ ]*bin/zerorun --(agent|keeper)|^[^ ]*bin/restarted_program'); }
+# One host is lost, then the other one.
 for stage in "${stages[@]}"; do
   more=(partner)
   start partner$stage $stage --hold_every 1
