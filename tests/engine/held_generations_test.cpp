@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "base/held_memory.h"
 #include "checkpoint/held_generation.h"
 #include "tests/engine/collected_state.h"
+#include "tests/engine/held_launcher.h"
 #include "tests/engine/state_support.h"
 #include "tests/support/expectations.h"
 #include "tests/support/rank_threads.h"
@@ -24,19 +24,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
-
-// The launcher's memory, and the variable by which engines of this process find it.
-class Launcher {
- public:
-  explicit Launcher(int ranks, int64_t every = 1) : memory_(ranks, "test"), every_(every) { show(); }
-  void show() const { ::setenv(kHeldMemoryVariable, memory_.text(every_).c_str(), 1); }
-  ~Launcher() { hide(); }
-  void hide() const { ::unsetenv(kHeldMemoryVariable); }
-
- private:
-  HeldMemory memory_;
-  int64_t every_;
-};
 
 struct Attempt {
   std::string path;   // of what was restored; empty: nothing
@@ -113,7 +100,7 @@ TEST_CASE("an engine goes on from memory to the bit, at all stages") {
       CAPTURE(precision, stage, setting.ranks);
       const Attempt expected = expected_after(setting, 3);
       const TemporaryFolder folder;
-      const Launcher launcher(setting.ranks);
+      const HeldLauncher launcher(setting.ranks);
       train(setting, folder / "saves", 3);
       const Attempt again = train(setting, folder / "saves", 5);
       CHECK(again.path == "memory/global_step3");
@@ -129,7 +116,7 @@ TEST_CASE("only generations that all ranks have whole are restored, and only new
   const Setting setting{.save_after = 2};
   const TemporaryFolder temporary;
   const fs::path folder = temporary / "saves";
-  const Launcher launcher(setting.ranks);
+  const HeldLauncher launcher(setting.ranks);
   train(setting, folder, 5);
   const OpenHeldMemory memory = open_held_memory();
   REQUIRE(memory.ranks.size() == 2);
@@ -192,7 +179,7 @@ TEST_CASE("a job does not go on behind a save that was begun and not published")
   const TemporaryFolder temporary;
   const fs::path folder = temporary / "saves";
   const Setting setting;
-  const Launcher launcher(setting.ranks);
+  const HeldLauncher launcher(setting.ranks);
   std::ofstream(temporary / "file") << "no folder";
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     StateTraining training({.name = "AdamW", .optimizer = setting.optimizer}, 1, "fp32", communicator);
@@ -215,7 +202,7 @@ TEST_CASE("an engine that goes on asks for what was there before it") {
   const TemporaryFolder temporary;
   const fs::path folder = temporary / "saves";
   const Setting setting;
-  const Launcher launcher(setting.ranks);
+  const HeldLauncher launcher(setting.ranks);
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     StateTraining training({.name = "AdamW", .optimizer = setting.optimizer}, 1, "fp32", communicator);
     training.engine->load_newest(folder);
@@ -233,7 +220,7 @@ TEST_CASE("generations of another job are refused") {
   const TemporaryFolder temporary;
   const fs::path folder = temporary / "saves";
   const Setting setting{.save_after = 1};
-  const Launcher launcher(setting.ranks);
+  const HeldLauncher launcher(setting.ranks);
   train(setting, folder, 3);
 
   Setting fewer = setting;
@@ -255,7 +242,7 @@ TEST_CASE("every Nth step is held, and what cannot be is refused by name") {
   const TemporaryFolder temporary;
   const fs::path folder = temporary / "saves";
   const Setting setting;
-  const Launcher launcher(setting.ranks, 3);
+  const HeldLauncher launcher(setting.ranks, 3);
   train(setting, folder, 8);
   const Attempt again = train(setting, folder, 6);
   CHECK(again.path == "memory/global_step6");
@@ -282,21 +269,29 @@ TEST_CASE("every Nth step is held, and what cannot be is refused by name") {
 TEST_CASE("a program's client_state is held, as it is after each step") {
   const TemporaryFolder temporary;
   const fs::path folder = temporary / "saves";
-  const Launcher launcher(2);
+  const HeldLauncher launcher(2);
   const auto go_on = [&](int64_t until, const std::string& expected) {
     run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
       StateTraining training({.name = "AdamW", .optimizer = R"({"type": "AdamW", "params": {"lr": 0.01}})"},
                              1, "fp32", communicator);
       const auto state = [&] {
-        return R"({"step": )" + std::to_string(training.engine->global_steps()) + "}";
+        const int64_t steps = training.engine->global_steps();
+        return ClientState{.json = R"({"step": )" + std::to_string(steps) + "}",
+                           .tensors = {{"steps", at::full({3}, steps, at::kLong)}}};
       };
       const auto found = training.engine->load_newest(folder, {.client_state = state});
       expect(training.engine->holds_generations(), "generations are held");
       expect((found ? found->client_state : "none") == expected, found ? found->client_state : "none");
+      if (found) {
+        const at::Tensor steps = found->client_tensors.at("steps");
+        expect(at::equal(steps, at::full({3}, training.engine->global_steps(), at::kLong)), "the tensor");
+      }
       while (training.engine->global_steps() < until)
         training.step(static_cast<int>(training.engine->global_steps()));
       if (until == 2)
-        training.engine->save_checkpoint(folder, "", {.client_state = state(), .asynchronous = false});
+        training.engine->save_checkpoint(
+            folder, "",
+            {.client_state = state().json, .client_tensors = state().tensors, .asynchronous = false});
       expect(training.engine->holds_generations(), "also after a save with a client_state");
     });
   };
@@ -320,7 +315,7 @@ TEST_CASE("a program's client_state is held, as it is after each step") {
 TEST_CASE("what holding generations costs", "[.cost]") {
   const TemporaryFolder temporary;
   for (const std::string precision : {"fp32", "bf16"}) {
-    const Launcher launcher(2);
+    const HeldLauncher launcher(2);
     run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
       const StateCase how{
           .name = "AdamW", .optimizer = R"({"type": "AdamW", "params": {"lr": 0.01}})", .width = 500'000};
@@ -333,7 +328,7 @@ TEST_CASE("what holding generations costs", "[.cost]") {
 
 TEST_CASE("two engines of a process cannot both hold their state") {
   const TemporaryFolder temporary;
-  const Launcher launcher(2);
+  const HeldLauncher launcher(2);
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     const StateCase how{.name = "AdamW", .optimizer = R"({"type": "AdamW", "params": {"lr": 0.01}})"};
     StateTraining first(how, 1, "fp32", communicator), second(how, 1, "fp32", communicator);
