@@ -144,8 +144,10 @@ class Communicator {
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype);
   /// Allocates a zero-filled 1-D tensor in memory that all ranks share. Collectives order the ranks'
   /// accesses. A broadcast() of this tensor copies nothing: it only waits until all ranks have started it.
-  /// The same holds for an all_gather() into this tensor if its input is this rank's slice of the tensor.
-  /// Returns an undefined tensor if the ranks share no memory or there is no room. A collective.
+  /// The same holds for an all_gather() into this tensor if its input is this rank's slice of the tensor,
+  /// which it must be. If the ranks are on several hosts (ranks_sharing()), each host has a tensor of its
+  /// own, and these two give each host what the others have. Returns an undefined tensor if the ranks share
+  /// no memory or there is no room. A collective.
   virtual at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype);
   /// Returns a tensor with the values of `shared`, which is from allocate_shared(); later writes to the
   /// returned tensor are private to this rank. Afterwards no rank may write to `shared`.
@@ -155,6 +157,10 @@ class Communicator {
   virtual void give_back_pages(const at::Tensor& part);
   /// Whether the ranks share memory. If they do, allocate_shared() fails only for lack of room.
   virtual bool shares_memory() const { return false; }
+  /// How many ranks share what allocate_shared() returns: all, or those of a host. 1: none do.
+  virtual int ranks_sharing() const { return shares_memory() ? world_size_ : 1; }
+  /// Whether `tensor` is from allocate_shared(), and this rank has not made it its own.
+  virtual bool is_shared(const at::Tensor& /*tensor*/) const { return false; }
   /// What carries CPU tensors, for messages: "Gloo".
   virtual std::string transport() const { return shares_memory() ? "shared memory" : "Gloo"; }
   /// From now on sums over CPU tensors first add the ranks whose numbers in the job, divided by `ranks` and

@@ -83,9 +83,13 @@ class ThreadCommunicator : public Communicator {
     if (rank() != 0)
       shared = reinterpret_cast<const at::Tensor*>(address.const_data_ptr<int64_t>()[0])->detach();
     barrier("shared memory")->wait();
+    shared_.push_back(shared.storage().data());
     return shared;
   }
   bool shares_memory() const override { return shares_memory_; }
+  bool is_shared(const at::Tensor& tensor) const override {
+    return std::ranges::find(shared_, tensor.storage().data()) != shared_.end();
+  }
 
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override {
@@ -126,6 +130,7 @@ class ThreadCommunicator : public Communicator {
   std::shared_ptr<ThreadGroup> group_;
   int boards_ = 0;
   const bool shares_memory_;
+  std::vector<const void*> shared_;  // the memory of each tensor from allocate_shared()
   std::array<int64_t, kCollectiveKinds> next_{};
 };
 

@@ -76,7 +76,8 @@ BucketOptions bucket_options(const Config& config, StagePolicy policy, const Mes
   return {.marked = has_splits(model) || come_and_go(policy, communicator.world_size()) ||
                     config.precision.training != Dtype::fp32 ||
                     communicator.device().streams().asynchronous(),
-          .shared = !policy.replicate_update && communicator.world_size() > 1 && communicator.shares_memory(),
+          .shared = !policy.replicate_update && communicator.ranks_sharing() > 1 &&
+                    (communicator.shares_memory() || !policy.partition_parameters),
           .dtype = config.precision.training,
           .master = config.precision.master,
           .master_from_fp32 = config.precision.master_from_fp32,
@@ -105,6 +106,7 @@ SliceStore make_store(const ModelParameters& parameters, const Config& config,
                       const InitializeOptions& options, const BucketOptions& kinds, const Mesh& mesh) {
   SliceStore store(make_model_layout(parameters, config, options, mesh), numels_of(parameters, mesh),
                    mesh.shards().rank(), mesh.shards().world_size());
+  store.set_ranks_sharing(mesh.shards().ranks_sharing());
   keep_states_in_files(store, config, options, kinds, bucketed(parameters), mesh);
   check_memory(store, config, options, kinds, mesh.world());
   return store;

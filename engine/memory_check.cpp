@@ -148,7 +148,7 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
   if (!on_gpu)
     needed.gathered = size_of(precision.training) *
                       std::min(gathered, std::max<int64_t>(config.zero.max_live_parameters - largest, 0)) /
-                      (kinds.shared ? store.world_size() : 1);
+                      (kinds.shared ? store.ranks_sharing() : 1);
   const int near = config.zero.hpz_partition_size;
   if (!on_gpu && !kinds.shared && near > 1 && near < store.world_size())
     needed.gathered += size_of(precision.training) * partitioned / near;

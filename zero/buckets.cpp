@@ -289,7 +289,13 @@ int64_t Buckets::numel() const {
 }
 
 int64_t Buckets::whole_numel() const {
-  return numel_where([&](int bucket) { return !store_->layout(bucket).partitioned && !shared(bucket); });
+  const auto whole = [&](bool is_shared) {
+    return numel_where(
+        [&](int bucket) { return !store_->layout(bucket).partitioned && shared(bucket) == is_shared; });
+  };
+  // A rank has 1/sharing of each, which is 1/ranks of those that are not whole and all of the others.
+  const int64_t ranks = store_->world_size(), sharing = store_->ranks_sharing();
+  return whole(false) + (ranks > sharing ? whole(true) * (ranks / sharing - 1) / (ranks - 1) : 0);
 }
 
 int64_t Buckets::numel_fetched() const {

@@ -5,8 +5,9 @@
 //
 // [Note: shared buckets] Ranks that share memory keep one copy of a bucket's values, whether the bucket is
 // whole or partitioned. The slices are adjacent in that memory, and each rank writes its own slice. A gather
-// copies nothing and only waits for the other ranks. The parameters are accessible only around uses. Each
-// rank's program writes to a private copy of the bucket (zero/shared_writes.h).
+// copies nothing and only waits for the other ranks. If ranks are on several hosts, each host keeps a copy of
+// the whole buckets, and a gather brings it the slices of the other hosts. The parameters are accessible only
+// around uses. Each rank's program writes to a private copy of the bucket (zero/shared_writes.h).
 //
 // [Note: split parameters] Of a split parameter a bucket has this tensor rank's part, and the user's leaf has
 // the part's sizes. Operators on the leaf go to an OperatorRule (tensor_parallel/), which computes with
@@ -182,8 +183,10 @@ class Buckets {
   /// Bumps autograd's version counters of trained parameters, because their values have changed. Backward
   /// over a graph recorded before the change then fails, as in plain LibTorch.
   void bump_versions() const;
-  int64_t numel() const;          // of trained parameters, without padding
-  int64_t whole_numel() const;    // of trained parameters in buckets that are neither partitioned nor shared
+  int64_t numel() const;  // of trained parameters, without padding
+  /// Of trained parameters of which each rank has all in its memory. Of those that the ranks of each of
+  /// several hosts share it counts as many as take as much.
+  int64_t whole_numel() const;
   int64_t numel_fetched() const;  // of trained parameters whose values are in files or in host memory
 
  private:

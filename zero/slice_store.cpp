@@ -13,6 +13,7 @@ SliceStore::SliceStore(Layout layout, std::vector<int64_t> numels, int rank, int
       numels_(std::move(numels)),
       rank_(rank),
       world_size_(world_size),
+      ranks_sharing_(world_size),
       states_(layout_.buckets.size()) {}
 
 const StateTensor& SliceStore::put(int bucket, StateKind kind, std::string name, Extent extent,
@@ -177,7 +178,7 @@ int64_t SliceStore::bytes(const StateTensor& state) const {
   if (state.home == Home::file) return 0;
   int64_t bytes = static_cast<int64_t>(state.memory.nbytes());
   if (state.scales.defined()) bytes += static_cast<int64_t>(state.scales.nbytes());
-  return state.home == Home::shared ? bytes / world_size_ : bytes;
+  return state.home == Home::shared ? bytes / ranks_sharing_ : bytes;
 }
 
 }  // namespace zerorun

@@ -93,6 +93,9 @@ class SliceStore {
   int count() const { return static_cast<int>(layout_.buckets.size()); }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  /// How many ranks have one copy of what is in shared memory.
+  int ranks_sharing() const { return ranks_sharing_; }
+  void set_ranks_sharing(int ranks) { ranks_sharing_ = ranks; }
 
   /// Adds a state and takes ownership of `memory`. The bucket must not have a state of this name yet. The
   /// returned reference stays valid.
@@ -206,7 +209,8 @@ class SliceStore {
       }
     }
   }
-  /// Bytes of memory that the state takes on this rank. Shared memory counts 1/world size; files count 0.
+  /// Bytes of memory that the state takes on this rank. Shared memory counts 1/ranks_sharing(); files count
+  /// 0.
   int64_t bytes(const StateTensor& state) const;
 
  private:
@@ -219,6 +223,7 @@ class SliceStore {
   std::vector<int64_t> numels_;  // by parameter
   int rank_;
   int world_size_;
+  int ranks_sharing_;
   std::vector<std::deque<StateTensor>> states_;  // by bucket
   std::unique_ptr<SliceFiles> files_;
   std::unique_ptr<SliceFiles> value_files_;

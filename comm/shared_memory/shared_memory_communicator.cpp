@@ -113,6 +113,9 @@ class SharedMemoryCommunicator : public Communicator {
   }
   void give_back_pages(const at::Tensor& part) override { host().blocks->give_back_pages(part); }
   bool shares_memory() const override { return true; }
+  bool is_shared(const at::Tensor& tensor) const override {
+    return host().blocks->contains(tensor.const_data_ptr(), tensor.nbytes(), use_->group.id());
+  }
 
   void announce_failure(const std::string& error) noexcept override {
     use_->rank->board().announce_failure(error);

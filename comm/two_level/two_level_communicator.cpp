@@ -1,5 +1,7 @@
 #include "comm/two_level/two_level_communicator.h"
 
+#include <ATen/ops/full.h>
+
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -33,7 +35,10 @@ class TwoLevelCollective : public TwoPhases {
  public:
   /// `use` owns the relay, which may own this object.
   TwoLevelCollective(Use& use, CollectiveCall call)
-      : TwoPhases(call.kind, {}), use_(&use), call_(std::move(call)) {
+      : TwoPhases(call.kind, {}),
+        use_(&use),
+        call_(std::move(call)),
+        into_shared_(call_.kind == Collective::all_gather && use.levels.host->is_shared(call_.output)) {
     first = start_first();
   }
 
@@ -47,6 +52,11 @@ class TwoLevelCollective : public TwoPhases {
         works.push_back(across().reduce_scatter(call_.output, buffer_, call_.label));
         break;
       case Collective::all_gather:
+        if (into_shared_) {
+          fill_shared();
+          works.push_back(host().barrier(call_.label));
+          break;
+        }
         for (int number = 0; number < hosts(); ++number) {
           works.push_back(host().all_gather(of_host(call_.output, number), of_host(buffer_, number),
                                             label_for(number), call_.reason));
@@ -115,6 +125,16 @@ class TwoLevelCollective : public TwoPhases {
     return tensor.narrow(0, number * numel, numel);
   }
 
+  // The ranks of the host have one output, in which each has its slice. It adds those of the ranks with its
+  // place on other hosts.
+  void fill_shared() const {
+    for (int number = 0; number < hosts(); ++number) {
+      if (number == across().rank()) continue;
+      const at::Tensor slice = of_host(buffer_, number);
+      of_host(call_.output, number).narrow(0, host().rank() * slice.numel(), slice.numel()).copy_(slice);
+    }
+  }
+
   // For a slice of each host.
   void take_buffer(const at::Tensor& slice) {
     buffer_ = use_->scratch.take(slice.numel() * hosts(), slice.scalar_type());
@@ -122,6 +142,7 @@ class TwoLevelCollective : public TwoPhases {
 
   Use* use_;
   CollectiveCall call_;
+  bool into_shared_;
   at::Tensor buffer_;
 };
 
@@ -182,6 +203,18 @@ class TwoLevelCommunicator : public Communicator {
   }
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return host().allocate(numel, dtype); }
+
+  at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype) override {
+    use_->relay.drain();  // the host's collectives are in one order on all of its ranks
+    at::Tensor shared = host().allocate_shared(numel, dtype);
+    at::Tensor lacking = at::full({1}, shared.defined() ? 0 : 1, at::kLong);
+    all_reduce(lacking, "room for memory that ranks of a host share")->wait();
+    return lacking.item<int64_t>() == 0 ? shared : at::Tensor();
+  }
+  at::Tensor make_own(const at::Tensor& shared) override { return host().make_own(shared); }
+  void give_back_pages(const at::Tensor& part) override { host().give_back_pages(part); }
+  int ranks_sharing() const override { return host().ranks_sharing(); }
+  bool is_shared(const at::Tensor& tensor) const override { return host().is_shared(tensor); }
 
   void set_sum_group(int ranks) override {
     if (ranks != 0 && groups_of_sums(ranks) != sum_groups()) {

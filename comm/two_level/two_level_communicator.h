@@ -6,7 +6,8 @@
 //   reduce-scatter   each rank sums, over the ranks of its host, the slices of all ranks with its place on
 //   their
 //                    hosts; then these ranks add the hosts' sums, in the order of hosts
-//   all-gather       ranks with one place on their hosts gather their slices; then ranks of a host do
+//   all-gather       ranks with one place on their hosts gather their slices; then ranks of a host do, or put
+//                    them into the output that they share (Communicator::allocate_shared())
 //   all-reduce       summed on the host, then over hosts
 //   broadcast        over the hosts, by ranks with the root's place on their hosts; then on each host
 //

@@ -23,24 +23,34 @@ namespace {
 
 struct HostsRun {
   CollectedState state;
-  std::vector<float> losses;  // of rank 0
+  std::vector<float> losses;        // of rank 0
+  int64_t bytes_of_parameters = 0;  // of rank 0
 };
 
 // Three steps on four ranks; `levels`: on two hosts, otherwise flat with sums in groups of `sum_group` ranks.
+// `shares`: the ranks of a host share memory. After the first step the program writes to a parameter.
 void train_on_hosts(HostsRun& trained, const StateCase& how, int stage, const std::string& precision,
-                    int accumulation, bool levels, int sum_group) {
+                    int accumulation, bool levels, int sum_group, bool shares = false) {
   const std::string more = R"(, "gradient_accumulation_steps": )" + std::to_string(accumulation);
-  run_ranks(4, [&](std::shared_ptr<Communicator> world) {
-    const auto communicator = levels ? in_two_levels(world, 2) : world;
-    communicator->set_sum_group(sum_group);  // StateTraining makes no mesh from the config
-    StateTraining training(how, stage, precision, communicator, more);
-    for (int step = 0; step < 3 * accumulation; ++step) {
-      const float loss = training.step(step);
-      if (communicator->rank() == 0) trained.losses.push_back(loss);
-    }
-    trained.state.add(training);
-    communicator->barrier("the end")->wait();
-  });
+  run_ranks(
+      4,
+      [&](std::shared_ptr<Communicator> world) {
+        const auto communicator = levels ? in_two_levels(world, 2) : world;
+        communicator->set_sum_group(sum_group);  // StateTraining makes no mesh from the config
+        StateTraining training(how, stage, precision, communicator, more);
+        for (int step = 0; step < 3 * accumulation; ++step) {
+          const float loss = training.step(step);
+          if (communicator->rank() == 0) trained.losses.push_back(loss);
+          if (step + 1 != accumulation) continue;
+          const at::NoGradGuard no_grad;
+          training.model->last.mul_(1.5);
+        }
+        trained.state.add(training);
+        if (communicator->rank() == 0)
+          trained.bytes_of_parameters = training.engine->bytes_by_category().parameters;
+        communicator->barrier("the end")->wait();
+      },
+      std::chrono::seconds(60), shares);
 }
 
 bool have_equal_states(const CollectedState::Whole& a, const CollectedState::Whole& b) {
@@ -63,6 +73,13 @@ TEST_CASE("Trainings on two levels have the bits of flat ones with the same grou
   train_on_hosts(two_levels, how, stage, precision, accumulation, true, 0);
   CHECK(flat.losses == two_levels.losses);
   check_same(flat.state.whole(), two_levels.state.whole());
+  HostsRun on_each_host;
+  train_on_hosts(on_each_host, how, stage, precision, accumulation, true, 0, true);
+  CHECK(flat.losses == on_each_host.losses);
+  check_same(flat.state.whole(), on_each_host.state.whole());
+  // Whole parameters are once on each host, of two ranks each.
+  const int copies = stage == 1 || stage == 2 ? 2 : 1;
+  CHECK(copies * on_each_host.bytes_of_parameters == flat.bytes_of_parameters);
   if (precision != "fp32") return;
   train_on_hosts(in_one_order, how, stage, precision, accumulation, false, 0);
   CHECK_FALSE(have_equal_states(flat.state.whole(), in_one_order.state.whole()));
