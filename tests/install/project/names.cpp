@@ -164,7 +164,9 @@ void use_engine(const zerorun::Config& config, std::shared_ptr<zerorun::Communic
       zerorun::reserve_checkpoint_folder(folder / "checkpoints", *communicator);
   zerorun::DataPosition position(10, 3);
   engine.attach(position);
-  expect(!engine.load_newest(folder / "checkpoints"), "no checkpoint");
+  const auto own_state = [] { return zerorun::ClientState{.json = "7"}; };
+  expect(!engine.load_newest(folder / "checkpoints", {.client_state = own_state}), "no checkpoint");
+  engine.hold_generation();
   position.advance();
   engine.save_checkpoint(folder / "checkpoints", "one", zerorun::CheckpointOptions{.client_state = "7"});
   engine.wait_for_checkpoint();
