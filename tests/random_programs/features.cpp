@@ -61,7 +61,8 @@ void count_features(const Program& program, FeatureCounts& counts) {
   Features features;
   const Setup& setup = program.setup;
   static constexpr const char* kPlaces[] = {"rank-threads", "rank-threads that share memory",
-                                            "processes, shared memory", "processes, Gloo"};
+                                            "rank-threads on two levels", "processes, shared memory",
+                                            "processes, Gloo"};
   static constexpr const char* kPrecisions[] = {"fp32", "bf16", "fp16"};
   static constexpr const char* kRules[] = {"SGD", "SGD with momentum", "AdamW"};
   features.insert(kPlaces[static_cast<int>(setup.place)]);

@@ -10,6 +10,7 @@
 
 #include "comm/connect/rendezvous.h"
 #include "tests/comm/rank_processes.h"
+#include "tests/comm/two_levels.h"
 #include "tests/random_programs/engine_run.h"
 #include "tests/random_programs/isolated.h"
 #include "tests/random_programs/plain_run.h"
@@ -49,9 +50,11 @@ std::string run_in_threads(const Program& program, const std::filesystem::path& 
       ranks,
       [&](std::shared_ptr<Communicator> communicator) {
         const int rank = communicator->rank();
+        if (program.setup.place == Place::hosts_of_threads) communicator = in_two_levels(communicator, 2);
         failures[rank] = run_rank(program, communicator, folder, journals[rank / program.setup.groups]);
       },
-      deadline, program.setup.place == Place::sharing_threads);
+      deadline,
+      program.setup.place == Place::sharing_threads || program.setup.place == Place::hosts_of_threads);
   // Moves the messages of ranks that only waited in vain for another rank to the end, because they do not
   // show the cause.
   std::ranges::stable_partition(failures, [](const std::string& failure) {

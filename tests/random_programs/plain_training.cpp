@@ -129,13 +129,19 @@ void PlainTraining::backward(const std::vector<at::Tensor>& losses, bool retain,
 }
 
 // Returns the sum over ranks of the gradients that they send. Adds them in float32 in rank order and rounds
-// the result once.
+// the result once; on two levels first those of each host, whose sum is rounded too.
 at::Tensor PlainTraining::over_ranks(const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const {
+  const int on_host = setup_.place == Place::hosts_of_threads ? 2 : ranks();
   at::Tensor sum;
-  for (int rank = 0; rank < ranks(); ++rank) {
-    const at::Tensor& own = by_rank[rank];
-    const at::Tensor part = own.defined() ? own.to(at::kFloat) : at::zeros_like(like);
-    sum = sum.defined() ? sum + part : part;
+  for (int first = 0; first < ranks(); first += on_host) {
+    at::Tensor of_host;
+    for (int rank = first; rank < first + on_host; ++rank) {
+      const at::Tensor& own = by_rank[rank];
+      const at::Tensor part = own.defined() ? own.to(at::kFloat) : at::zeros_like(like);
+      of_host = of_host.defined() ? of_host + part : part;
+    }
+    of_host = of_host.to(travelling_).to(at::kFloat);
+    sum = sum.defined() ? sum + of_host : of_host;
   }
   return sum.to(travelling_);
 }

@@ -11,7 +11,8 @@
 namespace zerorun::testing {
 
 /// How ranks run, and how their collectives exchange data.
-enum class Place { threads, sharing_threads, shared_memory_processes, gloo_processes };
+/// hosts_of_threads: two hosts of two ranks, connected in two levels, where those of a host share memory.
+enum class Place { threads, sharing_threads, hosts_of_threads, shared_memory_processes, gloo_processes };
 enum class Precision { fp32, bf16, fp16 };
 enum class Rule { sgd, momentum, adam_w };
 enum class InFiles { nothing, states, parameters, both };
@@ -147,6 +148,7 @@ inline bool in_processes(Place place) {
   return place >= Place::shared_memory_processes;
 }
 inline bool shares_parameters(const Setup& setup) {
+  if (setup.place == Place::hosts_of_threads) return setup.stage == 1 || setup.stage == 2;
   return setup.ranks > 1 && setup.stage > 0 &&
          (setup.place == Place::sharing_threads || setup.place == Place::shared_memory_processes);
 }
