@@ -39,8 +39,8 @@ def undisturbed(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("optimizer", [None, "NAdam"])
-@pytest.mark.parametrize("fatal_step", range(2, 8) if ALL else (4, 7))
+@pytest.mark.parametrize("optimizer", [None, "NAdam"] if ALL else [None])
+@pytest.mark.parametrize("fatal_step", range(2, 8) if ALL else (4,))
 def test_from_memory(tmp_path, undisturbed, fatal_step, optimizer):
     output, steps = train(tmp_path / "run", fatal_step, 0, *([optimizer] if optimizer else []),
                           options=["--max_restarts", "1", "--hold_every", "1"])
@@ -49,6 +49,7 @@ def test_from_memory(tmp_path, undisturbed, fatal_step, optimizer):
     assert steps == undisturbed(optimizer)
 
 
+@pytest.mark.skipif(not ALL, reason="the next one is from a checkpoint too")
 def test_from_a_checkpoint(tmp_path, undisturbed):
     output, steps = train(tmp_path / "run", 5, 3, options=["--max_restarts", "1"])
     assert output.count("saves/global_step3\n") == 2 and steps == undisturbed(None)
