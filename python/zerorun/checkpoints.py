@@ -97,9 +97,10 @@ class Checkpoints:
         self._core.wait_for_checkpoint()
 
     def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True,
-                        load_lr_scheduler_states=True, load_module_only=False, custom_load_fn=None):
-        """Returns (path, client_state); (None, None) if no tag is given and the folder of rank 0 has no file `latest`. A
-        collective."""
+                        load_lr_scheduler_states=True, load_module_only=False, custom_load_fn=None, load_data_position=False):
+        """Returns (path, client_state); (None, None) if no tag is given and the folder of rank 0 has no file `latest`. With
+        `load_data_position` the loader of initialize(training_data=...) goes on where the checkpoint was saved; without it, it
+        begins anew, as programs for DeepSpeed expect, which skip batches themselves. A collective."""
         if custom_load_fn is not None:
             raise not_supported("load_checkpoint(custom_load_fn=...)", "load with load_module_strict=False")
         folder, folder_tag = path_for_core(load_dir, "load_checkpoint"), tag_for_core(tag, "load_checkpoint")
@@ -107,11 +108,12 @@ class Checkpoints:
             log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", shown(load_dir))
             return None, None
         return self._load(lambda *what: self._core.load_checkpoint(folder, folder_tag, *what), load_module_strict,
-                          load_optimizer_states, load_lr_scheduler_states, load_module_only)
+                          load_optimizer_states, load_lr_scheduler_states, load_module_only, load_data_position)
 
     def load_newest(self, load_dir, client_state=None):
         """Returns (path, client_state) of the checkpoint that was saved last and is whole on all ranks; None if there is no
-        checkpoint. A damaged one is passed over, and the log warns (docs/restarts.md). `client_state`: a function without
+        checkpoint. A damaged one is passed over, and the log warns (docs/restarts.md). The loader of initialize(training_data=...)
+        goes on where the checkpoint was saved. `client_state`: a function without
         arguments that returns what save_checkpoint() gets under this name, for generations in memory (zerorun --hold_every): it
         is called in this function, and in each step() that ends an optimizer step. A collective."""
         if client_state is not None and not callable(client_state):
@@ -121,9 +123,9 @@ class Checkpoints:
         self._own_state = client_state
         engine = weakref.proxy(self)  # the core keeps the function
         return self._load(lambda *what: self._core.load_newest(folder, *what, lambda: engine._state_to_hold()), True, True, True,
-                          False)
+                          False, True)
 
-    def _load(self, load, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only):
+    def _load(self, load, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only, load_data_position):
         whole = not (load_module_only or self._config["computes_only"])
         # Without a schedule of the engine, learning rates and counts of steps are the optimizer's.
         counts = load_lr_scheduler_states or (load_optimizer_states and not self._runs_schedule)
@@ -139,7 +141,7 @@ class Checkpoints:
         self._saves_own_state = bool(state)
         self._scheduled_steps = self._steps_applied()
         if counts and whole:
-            if place is not None and self._data_sampler is not None:
+            if load_data_position and place is not None and self._data_sampler is not None:
                 self._data_sampler.load_state_dict(place)
             self.global_samples = self.global_steps * self.train_batch_size() if samples is None else samples
             self._core.set_global_samples(self.global_samples)
