@@ -240,7 +240,7 @@ void HeldGenerations::start(EngineState& state, const Found* restored, const std
   });
   attempt_ = exchange_texts(ranks.rank() == 0 ? checkpoint::new_save_id() : "", ranks, kLabel).front();
   held_ = 0;
-  for (auto& kept : kept_) kept.clear();
+  for (KeptFiles& kept : kept_) kept.forget();
   holds_ = true;
 }
 
@@ -361,7 +361,8 @@ void HeldGenerations::write(EngineState& state) {
   places_->clear(slot);
   checkpoint::HeldFiles files(file, checkpoint::kHeldBegin);
   std::map<std::string, checkpoint::StateFileFacts> facts;
-  const int64_t unchanged = write_files(state, slot, part.files, files, facts);
+  const int64_t unchanged =
+      kept_[static_cast<size_t>(slot)].write(part.files, state.checkpoints.frozen(), files, facts);
   checkpoint::HeldGeneration generation{.run = run_, .attempt = attempt_, .step = step};
   generation.part = checkpoint::to_json(facts, part.manifest.numbers.front());
   generation.places = files.places();
@@ -375,30 +376,6 @@ void HeldGenerations::write(EngineState& state) {
   constexpr int64_t kSteady = 4;  // both slots have their pages
   if (++held_ == kSteady && is_first) log_cost(std::chrono::steady_clock::now() - begin, bytes - unchanged);
   written_ = std::chrono::steady_clock::now();
-}
-
-// Frozen parameters that the slot has from an earlier generation stay there. They lie in front, so that they
-// have the same place in each. Returns where the first file begins that had to be written.
-int64_t HeldGenerations::write_files(EngineState& state, int slot,
-                                     std::vector<checkpoint::FileToWrite>& files, checkpoint::HeldFiles& held,
-                                     std::map<std::string, checkpoint::StateFileFacts>& facts) {
-  std::ranges::stable_sort(files, std::ranges::greater(), &checkpoint::FileToWrite::is_frozen);
-  auto& kept = kept_[static_cast<size_t>(slot)];
-  std::optional<int64_t> begin;
-  for (const checkpoint::FileToWrite& file : files) {
-    const int64_t changes = state.checkpoints.frozen().changes(file.name);
-    const auto there = kept.find(file.name);
-    if (there != kept.end() && there->second.changes == changes && there->second.digest == file.digest) {
-      held.keep(file.name, there->second.place);
-      facts[file.name] = there->second.facts;
-      continue;
-    }
-    if (!begin) begin = held.end();
-    facts[file.name] = checkpoint::write_state_file(held, kHeldFolder, file);
-    if (file.is_frozen)
-      kept[file.name] = {facts[file.name], held.places().at(file.name), file.digest, changes};
-  }
-  return begin.value_or(held.end());
 }
 
 void HeldGenerations::log_cost(std::chrono::duration<double> time, int64_t bytes) const {

@@ -19,7 +19,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,10 +27,10 @@
 #include "base/process.h"
 #include "base/unique_fd.h"
 #include "checkpoint/held_files.h"
-#include "checkpoint/state_file.h"
 #include "checkpoint/verification.h"
 #include "engine/data_position.h"
 #include "engine/options.h"
+#include "engine/saving/kept_files.h"
 
 namespace zerorun {
 
@@ -91,13 +90,6 @@ class HeldGenerations {
   };
   /// What a rank says of its memory.
   struct Listing;
-  /// A file that later generations need not write again.
-  struct Kept {
-    checkpoint::StateFileFacts facts;
-    checkpoint::HeldFiles::Place place;
-    uint64_t digest;
-    int64_t changes;  // FrozenFiles::changes()
-  };
 
   void open(const EngineState& state);
   std::string list_own(const std::string& refusal) const;
@@ -109,8 +101,6 @@ class HeldGenerations {
   void keep_only(const Found* restored);
   void release();
   void write(EngineState& state);
-  int64_t write_files(EngineState& state, int slot, std::vector<checkpoint::FileToWrite>& files,
-                      checkpoint::HeldFiles& held, std::map<std::string, checkpoint::StateFileFacts>& facts);
   void log_cost(std::chrono::duration<double> time, int64_t bytes) const;
 
   HomeProcess home_;
@@ -126,9 +116,9 @@ class HeldGenerations {
   int64_t newest_step_ = -1;  // of the generation there; -1: not known
   bool is_due_ = false;       // a step has ended that is to be held and is not yet
   bool has_warned_ = false;
-  int64_t held_ = 0;                                 // generations since start()
-  std::chrono::steady_clock::time_point written_;    // when the last one was
-  std::array<std::map<std::string, Kept>, 2> kept_;  // by slot: its files of frozen parameters
+  int64_t held_ = 0;                               // generations since start()
+  std::chrono::steady_clock::time_point written_;  // when the last one was
+  std::array<KeptFiles, 2> kept_;                  // by slot
   std::optional<DataPosition> position_;
 };
 
