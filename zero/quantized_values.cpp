@@ -23,9 +23,12 @@ at::Tensor quantized(const at::Tensor& values) {
   const at::Tensor exact =
       at::constant_pad_nd(values.to(at::kFloat), {0, blocks * kQuantizedBlock - values.numel()})
           .view({blocks, kQuantizedBlock});
-  const at::Tensor scales = exact.abs().amax({1}, /*keepdim=*/true).div_(kLargest);
-  // A block of zeros has the scale 0. NaN and infinity make all values of their block NaN.
-  const at::Tensor rounded = (exact / at::where(scales == 0, 1.0F, scales)).round_().to(at::kChar);
+  // By operators that a plan can run on tensors without memory. Adding 0 makes -0 a 0.
+  const at::Tensor largest = at::maximum(exact.amax({1}, /*keepdim=*/true), exact.amin({1}, true).neg());
+  const at::Tensor scales = (largest / kLargest).add_(0);
+  // A block of zeros has the scale 0, and is divided by 1. NaN and infinity make all values of their block
+  // NaN.
+  const at::Tensor rounded = (exact / (scales + (scales == 0))).round_().to(at::kChar);
   return at::cat({rounded.view({-1}).view(at::kByte), scales.view({-1}).view(at::kByte)});
 }
 
