@@ -72,7 +72,8 @@ int64_t HeldFiles::size(int file) {
   return files_[static_cast<size_t>(file)].place.bytes;
 }
 
-std::optional<std::vector<std::string>> HeldFiles::list(const fs::path& /*folder*/) {
+std::optional<std::vector<std::string>> HeldFiles::list(const fs::path& folder) {
+  if (find(folder.filename()) >= 0) return std::nullopt;
   std::vector<std::string> names;
   for (const Entry& entry : files_) {
     if (entry.place.slot.keeper == nullptr) names.push_back(entry.name);
