@@ -147,7 +147,7 @@ class Checkpoints:
             self._core.set_global_samples(self.global_samples)
         if self._flat is not None and load_optimizer_states and whole:
             self._flat.load(numbers)
-        if load_module_strict and self._core.rank() == 0:
+        if load_module_strict and self._core.rank() == 0 and os.path.isdir(path):  # not a generation in memory
             log_left_out(path, self.module)
         if self.optimizer is not None:
             self.optimizer.pull()
