@@ -57,4 +57,4 @@ with (folder / f"rank{engine.global_rank}").open("a") as output:
                 os.kill(os.getpid(), signal.SIGKILL)
             if save_every and engine.global_steps == step and step % save_every == 0:
                 engine.save_checkpoint(folder / "saves", client_state=own)
-    print("weights", [parameter.flatten().tolist() for parameter in model.parameters()], file=output)
+    print("weights", [parameter.detach().clone().flatten().tolist() for parameter in model.parameters()], file=output)
