@@ -53,6 +53,8 @@ class ThreadMessageWork : public Work {
   std::chrono::milliseconds timeout_;
 };
 
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
 class ThreadCommunicator : public Communicator {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank, int world_size,
@@ -83,12 +85,15 @@ class ThreadCommunicator : public Communicator {
     if (rank() != 0)
       shared = reinterpret_cast<const at::Tensor*>(address.const_data_ptr<int64_t>()[0])->detach();
     barrier("shared memory")->wait();
-    shared_.push_back(shared.storage().data());
+    std::erase_if(shared_, [](const WeakStorage& storage) { return storage.expired(); });
+    shared_.emplace_back(shared.storage().getWeakStorageImpl());
     return shared;
   }
   bool shares_memory() const override { return shares_memory_; }
   bool is_shared(const at::Tensor& tensor) const override {
-    return std::ranges::find(shared_, tensor.storage().data()) != shared_.end();
+    return std::ranges::any_of(shared_, [&](const WeakStorage& storage) {
+      return !storage.expired() && storage._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl();
+    });
   }
 
  private:
@@ -130,7 +135,7 @@ class ThreadCommunicator : public Communicator {
   std::shared_ptr<ThreadGroup> group_;
   int boards_ = 0;
   const bool shares_memory_;
-  std::vector<const void*> shared_;  // the memory of each tensor from allocate_shared()
+  std::vector<WeakStorage> shared_;  // of each tensor from allocate_shared()
   std::array<int64_t, kCollectiveKinds> next_{};
 };
 

@@ -54,7 +54,10 @@ class TwoLevelCollective : public TwoPhases {
       case Collective::all_gather:
         if (into_shared_) {
           fill_shared();
-          works.push_back(host().barrier(call_.label));
+          // Copies nothing: it waits until the other ranks have filled it. A barrier would have no order
+          // among the barriers whose first phases start meanwhile.
+          works.push_back(host().all_gather(of_host(call_.output, across().rank()), call_.input,
+                                            label_for(across().rank()), call_.reason));
           break;
         }
         for (int number = 0; number < hosts(); ++number) {

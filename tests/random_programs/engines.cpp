@@ -86,9 +86,12 @@ void run_companion(const Program& program, const Operation& operation,
   torch::nn::Module model;
   const at::Tensor weight = model.register_parameter("weight", numbers({5}, 1));
   at::Tensor sum;
-  for (int rank = 0; rank < small.setup.ranks; ++rank) {
-    const at::Tensor gradient = numbers({5}, operation.data + rank);
-    sum = sum.defined() ? sum + gradient : gradient;
+  const int on_host = ranks_summed_first(small.setup);
+  for (int first = 0; first < small.setup.ranks; first += on_host) {
+    at::Tensor of_host = numbers({5}, operation.data + first);
+    for (int rank = first + 1; rank < first + on_host; ++rank)
+      of_host = of_host + numbers({5}, operation.data + rank);
+    sum = sum.defined() ? sum + of_host : of_host;
   }
   const at::Tensor moved = sum * static_cast<float>(1.0 / small.setup.ranks) * kLearningRate;
   const at::Tensor expected = numbers({5}, 1) - moved;

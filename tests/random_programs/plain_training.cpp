@@ -131,7 +131,7 @@ void PlainTraining::backward(const std::vector<at::Tensor>& losses, bool retain,
 // Returns the sum over ranks of the gradients that they send. Adds them in float32 in rank order and rounds
 // the result once; on two levels first those of each host, whose sum is rounded too.
 at::Tensor PlainTraining::over_ranks(const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const {
-  const int on_host = setup_.place == Place::hosts_of_threads ? 2 : ranks();
+  const int on_host = ranks_summed_first(setup_);
   at::Tensor sum;
   for (int first = 0; first < ranks(); first += on_host) {
     at::Tensor of_host;

@@ -156,6 +156,10 @@ inline bool shares_parameters(const Setup& setup) {
 inline bool shares_partitioned(const Setup& setup) {
   return shares_parameters(setup) && setup.in_files != InFiles::parameters && setup.in_files != InFiles::both;
 }
+/// How many consecutive ranks sums over ranks add first.
+inline int ranks_summed_first(const Setup& setup) {
+  return setup.place == Place::hosts_of_threads ? 2 : setup.ranks;
+}
 /// The indices of the parameters in the order in which `rank` uses them.
 std::vector<int> uses_of(const Operation& operation, int rank);
 
