@@ -11,13 +11,12 @@ EPOCHS = 3
 
 def steps_of(path):
     """The lines of each step that counted: a later attempt's take the place of an earlier one's."""
-    steps, last = {}, None
+    steps, attempts = {}, {}
     for line in path.read_text().splitlines():
-        step = line.split(" ", 1)[0]
-        if step != last:
-            steps[step] = []
-        steps[step].append(line)
-        last = step
+        attempt, step, rest = line.split(" ", 2)
+        if attempts.setdefault(step, attempt) != attempt:
+            attempts[step], steps[step] = attempt, []
+        steps.setdefault(step, []).append(rest)
     return steps
 
 
@@ -68,7 +67,7 @@ def numbers_of(steps):
     used = {}
     for step, lines in steps.items():
         for line in lines if step != "weights" else ():
-            epoch, rest = line.split(" ", 2)[1:]
+            epoch, rest = line.split(" ", 1)
             used.setdefault(int(epoch), []).extend(ast.literal_eval(rest[:rest.index("]") + 1]))
     return used
 

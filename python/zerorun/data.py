@@ -56,6 +56,10 @@ class PlacedSampler(DistributedSampler):
         rest += (order * (missing // len(order) + 1))[:missing]
         return iter(rest[self.rank::self.num_replicas])
 
+    def goes_on(self):
+        """Whether the next pass begins behind an epoch's first sample."""
+        return self._begin > 0
+
     def add_used(self, samples):
         self.used = min(self.used + samples, len(self.dataset))
 
@@ -75,7 +79,12 @@ class TrainingLoader(DataLoader):
     """Counts the samples that it has given to the program. Those are what a checkpoint takes for used."""
 
     def __iter__(self):
-        for batch in super().__iter__():
+        # torch's iterator draws a random number when it is made, which it has done already in a pass that goes on.
+        generator = torch.get_rng_state() if self.sampler.goes_on() else None
+        batches = super().__iter__()
+        if generator is not None:
+            torch.set_rng_state(generator)
+        for batch in batches:
             self.sampler.add_used(self.batch_size * self.sampler.num_replicas)
             yield batch
 

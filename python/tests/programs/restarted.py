@@ -51,10 +51,10 @@ with (folder / f"rank{engine.global_rank}").open("a") as output:
             is_fatal = begun and step == fatal_step and engine.global_rank == engine.world_size - 1 and engine.is_gradient_accumulation_boundary()
             if is_fatal and step % 2 == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            print(step, epoch, numbers.tolist(), loss.item(), own["seen"], engine.get_lr(), file=output, flush=True)
+            print(os.environ.get("ZERORUN_RESTARTS", "0"), step, epoch, numbers.tolist(), loss.item(), own["seen"], engine.get_lr(), file=output, flush=True)
             engine.step()
             if is_fatal:
                 os.kill(os.getpid(), signal.SIGKILL)
             if save_every and engine.global_steps == step and step % save_every == 0:
                 engine.save_checkpoint(folder / "saves", client_state=own)
-    print("weights", [parameter.detach().clone().flatten().tolist() for parameter in model.parameters()], file=output)
+    print("0 weights", [parameter.detach().clone().flatten().tolist() for parameter in model.parameters()], file=output)
