@@ -170,7 +170,8 @@ int64_t rest_of(int64_t resident, const BytesByUse& bytes) {
   return std::max<int64_t>(resident - counted, 0);
 }
 
-thread_local int64_t notes = 0;  // that scopes of this thread have made
+thread_local int64_t notes = 0;                  // that scopes of this thread have made
+thread_local std::optional<MemoryUse> use_here;  // of the innermost scope of this thread
 
 }  // namespace
 
@@ -212,13 +213,22 @@ void MemoryMeter::end_step(int64_t steps, const BytesByUse& bytes) {
 }
 
 AllocatingFor::AllocatingFor(MemoryUse use, int64_t bytes)
-    : use_(use), bytes_(bytes), exceptions_(std::uncaught_exceptions()), notes_(notes) {
+    : use_(use),
+      outer_here_(std::exchange(use_here, use)),
+      bytes_(bytes),
+      exceptions_(std::uncaught_exceptions()),
+      notes_(notes) {
   Numbers& all = numbers();
   const std::lock_guard lock(all.mutex);
   outer_ = std::exchange(all.now->allocating, static_cast<int64_t>(use) + 1);
 }
 
+std::optional<MemoryUse> AllocatingFor::current() {
+  return use_here;
+}
+
 AllocatingFor::~AllocatingFor() {
+  use_here = outer_here_;
   Numbers& all = numbers();
   const std::lock_guard lock(all.mutex);
   all.now->allocating = outer_;

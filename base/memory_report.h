@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -112,8 +113,12 @@ class AllocatingFor {
   AllocatingFor(const AllocatingFor&) = delete;
   AllocatingFor& operator=(const AllocatingFor&) = delete;
 
+  /// What this thread allocates for now.
+  static std::optional<MemoryUse> current();
+
  private:
   MemoryUse use_;
+  std::optional<MemoryUse> outer_here_;
   int64_t bytes_;
   int exceptions_;
   int64_t notes_;

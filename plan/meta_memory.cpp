@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -37,8 +38,8 @@ struct Counted {
 };
 
 bool is_in_transfer() {
-  const int64_t use = memory_now().allocating - 1;
-  return use == static_cast<int64_t>(MemoryUse::gathered) || use == static_cast<int64_t>(MemoryUse::messages);
+  const std::optional<MemoryUse> use = AllocatingFor::current();
+  return use == MemoryUse::gathered || use == MemoryUse::messages;
 }
 
 void end_counted(void* context) {
