@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 // An agent waits for less until its host's keeper of memory has connected.
 constexpr milliseconds kKeepersPatience(30'000);
 // Launchers that come again do so at once. So one that has not come after this time may be lost.
-constexpr milliseconds kQuietRestart(2000);
+constexpr milliseconds kQuietRestart(1000);
 
 }  // namespace
 

@@ -95,12 +95,13 @@ class Joining {
   }
 
   void tell_of_end(Console& console, const HostRun& run, const AgentLink& link) const {
-    const bool goes_on = plan_.max_restarts > 0 && (link.is_called_again() || link.is_lost());
+    const bool restarts = plan_.max_restarts > 0;
+    if (restarts && link.is_lost()) return;  // which has been told
     if (run.ended_by_others) {
       console.notice(
-          (goes_on ? "the ranks of this host have" : "the job has") +
+          (link.is_called_again() ? "the ranks of this host have" : "the job has") +
           std::string(" ended because of a failure on another host, which the first launcher reports"));
-    } else if (plan_.max_restarts > 0 && !goes_on && run.result.exit_code != 0) {
+    } else if (restarts && !link.is_called_again() && !run.is_unwanted && run.result.exit_code != 0) {
       console.notice("the job is not started again, as the first launcher reports");
     }
     console.write_some();
@@ -112,7 +113,7 @@ class Joining {
       throw Error(loss + ", which has not started the job again within --timeout (" +
                   std::to_string(std::chrono::duration_cast<std::chrono::seconds>(plan_.timeout).count()) +
                   " s)");
-    reason_ = "; " + loss + ", and waits until that starts the job again";
+    reason_ = "; " + loss + ", and waits until --timeout for it to start the job again";
     std::fprintf(stderr, "zerorun: %s, and tries for %ld s (--timeout) to join it again\n", loss.c_str(),
                  seconds_left());
     std::this_thread::sleep_for(kPauseAfterLoss);

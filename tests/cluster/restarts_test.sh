@@ -171,6 +171,7 @@ kill -TERM "$(launcher_on 0 29525)"
 joined_ends interrupted 143 1 0
 
 joined_ends gone 1 143 0
+grep -q 'restart 1: waits for .* until the launcher of node 1 comes again' gone/log_0 || fail "the wait is not told"
 grep -q 'no agent of node 1 has connected in time' gone/log_0 || fail "the host that does not come again is not named"
 joined_ends killed 0 0 4
 grep -qE 'restart 1 of 3: node 1 was lost' killed/log_0 || fail "the lost host is not named"
