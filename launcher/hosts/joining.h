@@ -18,9 +18,9 @@ struct JoinPlan {
   AgentHello hello;
   NodeOrder order;  // all but the node's number: what this launcher's own command line says
   std::chrono::milliseconds timeout;
-  int max_restarts = 0;
   bool quiet = false;
   std::string reason = {};  // why this launcher joins although it is on the endpoint's host; else empty
+  int max_restarts = 0;
 };
 
 /// What this host runs in the attempt of the first launcher's order `first`: takes over only the node's
