@@ -44,7 +44,7 @@ class Joining {
 
  private:
   long seconds_left() const {
-    return std::chrono::duration_cast<std::chrono::seconds>(deadline_ - Clock::now()).count();
+    return std::chrono::ceil<std::chrono::seconds>(deadline_ - Clock::now()).count();
   }
 
   // A name may become known late, when a scheduler starts the first launcher's host.
