@@ -39,7 +39,7 @@ void AgentLink::service() {
   beat();
   socket_.service();
   while (std::optional<Frame> frame = socket_.next()) handle(*frame);
-  find_out_whether_lost();
+  if (!word_) find_out_whether_lost();
 }
 
 void AgentLink::beat() {
@@ -54,6 +54,8 @@ void AgentLink::handle(const Frame& frame) {
     order_to_end_ = milliseconds(number_in(frame, kLongestGrace.count()));
   } else if (frame.type == FrameType::read) {
     untaken_ -= std::min<size_t>(untaken_, number_in(frame, std::numeric_limits<int64_t>::max()));
+  } else if (frame.type == FrameType::again || frame.type == FrameType::finished) {
+    word_ = frame.type;
   }
 }
 
@@ -83,6 +85,7 @@ std::string AgentLink::wait_for(FrameType type, Clock::time_point deadline, cons
       if (frame->type == FrameType::refusal) throw UserError(printable(frame->payload));
       if (frame->type == FrameType::end) throw Error("the launcher ended the job before its ranks started");
       handle(*frame);
+      if (word_) throw Error("the launcher of this job did not wait for this host any more");
     }
     find_out_whether_lost();
     if (lost_) throw Error("the launcher of this job is lost: waited for " + purpose);
@@ -98,14 +101,24 @@ void AgentLink::keep_alive() {
 
 void AgentLink::finish(const NodeResult& result) {
   socket_.send(FrameType::over, encode(result));
-  while (!lost_ && !socket_.is_closed()) {
+  while (!lost_ && !socket_.is_closed() && !word_) {
     std::vector<pollfd> entries;
     socket_.append_poll_entry(entries);
     ::poll(entries.data(), entries.size(), static_cast<int>(kControlTick.count()));
     beat();
     socket_.service();
-    while (socket_.next()) continue;
+    while (std::optional<Frame> frame = socket_.next()) handle(*frame);
     if (Clock::now() - socket_.last_heard() > kSilence) return;
+  }
+}
+
+void AgentLink::wait_for_word(const NodeResult& result) {
+  socket_.send(FrameType::over, encode(result));
+  while (!word_ && !lost_) {
+    std::vector<pollfd> entries;
+    socket_.append_poll_entry(entries);
+    ::poll(entries.data(), entries.size(), static_cast<int>(kControlTick.count()));
+    service();
   }
 }
 

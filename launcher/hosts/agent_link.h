@@ -39,9 +39,15 @@ class AgentLink : public JobControl {
   /// Call this several times a second while this process is busy and no ranks run yet: otherwise the launcher
   /// counts it as lost. Frames that arrive stay for wait_for().
   void keep_alive();
-  /// Sends `result`, the last frame, and waits until the launcher closes the connection.
+  /// Sends `result`, the last frame, and waits until the launcher closes the connection, or says that it has
+  /// no more use for this host.
   void finish(const NodeResult& result);
+  /// Sends `result`, the last frame, and waits until the launcher says whether the job is started again, or
+  /// is lost.
+  void wait_for_word(const NodeResult& result);
 
+  /// The launcher has said that the job is started again, so that this launcher is to join again.
+  bool is_called_again() const { return word_ == FrameType::again; }
   bool is_lost() const { return lost_; }
   /// Sends output of a rank. Its bytes count as pending until the launcher confirms them.
   void send_output(const RankOutput& output);
@@ -56,7 +62,8 @@ class AgentLink : public JobControl {
   FrameSocket socket_;
   bool lost_ = false;
   std::optional<std::chrono::milliseconds> order_to_end_;
-  size_t untaken_ = 0;  // bytes of output that the launcher has not taken yet
+  std::optional<FrameType> word_;  // again, finished
+  size_t untaken_ = 0;             // bytes of output that the launcher has not taken yet
   Clock::time_point last_beat_ = Clock::now();
   Clock::time_point last_service_ = Clock::now();
 };

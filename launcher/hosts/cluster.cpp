@@ -21,13 +21,16 @@ using std::chrono::milliseconds;
 
 // An agent waits for less until its host's keeper of memory has connected.
 constexpr milliseconds kKeepersPatience(30'000);
+// Launchers that come again do so at once. So one that has not come after this time may be lost.
+constexpr milliseconds kQuietRestart(1000);
 
 }  // namespace
 
-Cluster::Cluster(ClusterPlan plan, HostKeepers* keepers, Console& console, Signals& signals,
-                 const Guardian& guardian)
+Cluster::Cluster(ClusterPlan plan, HostKeepers* keepers, JoinedLaunchers* joined, Console& console,
+                 Signals& signals, const Guardian& guardian)
     : plan_(std::move(plan)),
       keepers_(keepers),
+      joined_(joined),
       placement_(plan_.order.nodes),
       ticket_(plan_.ticket),
       console_(console),
@@ -87,6 +90,7 @@ void Cluster::wait_for_something() {
 
   starters_.read(entries, 0);
   if (keepers_ != nullptr) keepers_->service();
+  if (joined_ != nullptr) joined_->service();
   for (NewAgent& agent : listener_.service()) greet(std::move(agent));
   look_for_missing_host();
   service_agents();
@@ -104,13 +108,12 @@ int Cluster::node_of(const AgentHello& hello, std::string& refusal) const {
   for (int number = 0; node < 0 && !hello.layout.empty() && number < nodes; ++number) {
     if (agents_[number].state == AgentState::awaited && number != plan_.own_node) node = number;
   }
-  const std::string layout = describe_layout(plan_.order.nodes);
   if (hello.version != plan_.version) {
     refusal =
         "it is zerorun " + hello.version + ", and the launcher " + plan_.version + ": install one version";
-  } else if (!hello.layout.empty() && hello.layout != layout) {
+  } else if (!hello.layout.empty() && hello.layout != plan_.layout) {
     refusal = "it was started for the hosts and ranks '" + hello.layout +
-              "', and the launcher of node 0 for '" + layout + "': give all the same options";
+              "', and the launcher of node 0 for '" + plan_.layout + "': give all the same options";
   } else if (node < 0 || node >= nodes) {
     refusal = node < 0 ? "its name is none of the job's hosts' that are missing"
                        : "the job has no node " + std::to_string(node);
@@ -122,6 +125,10 @@ int Cluster::node_of(const AgentHello& hello, std::string& refusal) const {
 
 void Cluster::greet(NewAgent agent) {
   auto& [socket, hello, address] = agent;
+  if (joined_ != nullptr && phase_ > Phase::starting) {
+    joined_->add(std::move(socket));  // this attempt ends: the launcher may take part in the next one
+    return;
+  }
   std::string refusal = phase_ == Phase::starting ? "" : "the job does not wait for hosts any more";
   const int node = node_of(hello, refusal);
   if (!refusal.empty()) {
@@ -216,22 +223,9 @@ void Cluster::handle(int node, const Frame& frame) {
     case FrameType::keeper:
       agent.keeper = frame.payload;
       break;
-    case FrameType::over: {
-      const auto result = decode<NodeResult>(frame.payload);
-      agent.state = AgentState::over;
-      agent.socket.reset();
-      if (result.interrupted_by != 0 && phase_ < Phase::ending) {
-        // SIGTERM may come from a host that is shut down, which is lost like one that fails.
-        is_unwanted_ = is_unwanted_ || result.interrupted_by == SIGINT;
-        const std::string end = "was ended by " + signal_name(result.interrupted_by);
-        fail({{.name = "the job on " + host(node),
-               .end = end,
-               .report = {"the job on " + host(node) + " " + end}},
-              128 + result.interrupted_by},
-             plan_.order.grace);
-      }
+    case FrameType::over:
+      handle_end(node, decode<NodeResult>(frame.payload));
       break;
-    }
     default:
       break;
   }
@@ -268,8 +262,20 @@ std::string Cluster::reachable_address_of_node_0() const {
   return agents_[0].address;
 }
 
+// After a restart: at the first start users know that they have to start all launchers.
+void Cluster::tell_of_wait() {
+  const bool waits = phase_ == Phase::starting && joined_ != nullptr && plan_.order.logs.attempt > 0;
+  if (!waits || has_told_of_wait_ || Clock::now() < deadline_ - plan_.timeout + kQuietRestart) return;
+  has_told_of_wait_ = true;
+  const auto left = std::chrono::ceil<std::chrono::seconds>(deadline_ - Clock::now());
+  console_.notice("restart " + std::to_string(plan_.order.logs.attempt) + ": waits for " +
+                  std::to_string(left.count()) + " s (--timeout) until the launcher of " + missing_hosts() +
+                  " comes again; where it has ended, start it again with the same command");
+}
+
 void Cluster::enter_phase_that_is_due() {
   const bool late = Clock::now() >= deadline_;
+  tell_of_wait();
   if (phase_ == Phase::starting && all_connected()) {
     phase_ = Phase::opening;
     deadline_ = Clock::now() + kKeepersPatience;

@@ -21,6 +21,7 @@
 #include "launcher/hosts/agent_listener.h"
 #include "launcher/hosts/frame_socket.h"
 #include "launcher/hosts/host_keepers.h"
+#include "launcher/hosts/joined_launchers.h"
 #include "launcher/hosts/node_order.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/hosts/starter_processes.h"
@@ -40,6 +41,7 @@ struct ClusterPlan {
   std::optional<int> own_node;            // this machine's node, if this launcher starts an agent on it
   std::string own_address = "localhost";  // where the agent of this machine finds the launcher
   std::string own_program;                // zerorun's path, to start the agent of this machine
+  std::string layout;                     // of launchers that join: describe_layout()
   std::chrono::milliseconds timeout{0};   // until all agents have connected
   std::string version;
   std::function<std::string()> describe_start = {};  // a line for the user once the ranks start; or null
@@ -48,8 +50,9 @@ struct ClusterPlan {
 
 class Cluster {
  public:
-  /// `keepers`: of the same hosts; null: nothing is held in memory.
-  Cluster(ClusterPlan plan, HostKeepers* keepers, Console& console, Signals& signals,
+  /// `keepers`: of the same hosts; null: nothing is held in memory. `joined`: gets the connections of
+  /// launchers that join a job which may be started again; null: there are none.
+  Cluster(ClusterPlan plan, HostKeepers* keepers, JoinedLaunchers* joined, Console& console, Signals& signals,
           const Guardian& guardian);
   /// Kills the started processes that an exception has left running.
   ~Cluster();
@@ -96,6 +99,7 @@ class Cluster {
   void wait_for_something();
   void service_agents();
   void greet(NewAgent agent);
+  void tell_of_wait();
   int node_of(const AgentHello& hello, std::string& refusal) const;
   void handle(int node, const Frame& frame);
   bool all_keepers_ready() const;
@@ -108,10 +112,13 @@ class Cluster {
   void handle_signals();
   void handle_interruption(int signal);
   void look_for_missing_host();
+  void handle_end(int node, const NodeResult& result);
   void handle_starter_end(const StarterProcesses::Ended& starter);
 
   void fail(Failure failure, std::chrono::milliseconds grace);
   void lose(int node, const std::string& reason);
+  /// Ends the connection to the node's agent, once its ranks have ended or must have.
+  void leave(int node);
   void let_judge();
   void begin_ending(std::chrono::milliseconds grace);
   void finish();
@@ -131,6 +138,7 @@ class Cluster {
 
   ClusterPlan plan_;
   HostKeepers* keepers_;
+  JoinedLaunchers* joined_;
   Placement placement_;
   Seal ticket_;
   Console& console_;
@@ -147,6 +155,7 @@ class Cluster {
   Clock::time_point interrupted_at_;
   bool is_unwanted_ = false;
   bool has_survivors_ = false;  // ranks that could not be ended, on a host that is still connected
+  bool has_told_of_wait_ = false;
   std::vector<int> unreached_;
   AttemptTimes times_;
   Clock::time_point clear_at_;

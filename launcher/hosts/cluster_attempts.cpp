@@ -12,6 +12,7 @@
 
 #include "launcher/hosts/dry_run.h"
 #include "launcher/hosts/host_keepers.h"
+#include "launcher/hosts/joined_launchers.h"
 #include "launcher/rank_labels.h"
 
 namespace zerorun::launcher {
@@ -48,7 +49,10 @@ class Attempts {
   /// take connections and do no more, so a restart waits for less than the time in which it tries.
   void watch(ClusterPlan& plan) {
     plan.timeout = to_milliseconds(options_.timeout_seconds);
-    if (restarts_.count() > 0) {
+    if (restarts_.count() > 0 && plan.listening_is_meeting_point) {
+      // Launchers that join come by themselves, so a second try would reach no more of them.
+      plan.timeout = std::max(milliseconds(kPause), milliseconds(seconds_left()));
+    } else if (restarts_.count() > 0) {
       plan.timeout = std::clamp(plan.timeout / 4, milliseconds(kPause), kMostPatience);
       if (options_.min_nodes > 0)
         plan.timeout =
@@ -72,6 +76,21 @@ class Attempts {
     // A mistake of the user is none on a host that had run ranks before: a folder may not be mounted yet.
     if (!is_restart || (failure->is_mistake && attempt.unreached().empty())) return false;
     return leaves_out(attempt.unreached()) || tries_again(attempt);
+  }
+
+  /// The plan of the next attempt. The port that launchers which join know may be taken until a process of
+  /// an earlier attempt has ended, so this tries again. Null if a signal has ended the job meanwhile; throws
+  /// PortTaken.
+  std::optional<ClusterPlan> next_plan(const MakePlan& make_plan, Cluster& attempt) {
+    for (bool told = false;; told = true) {
+      try {
+        return make_plan(restarts(), left_out_);
+      } catch (const PortTaken& error) {
+        if (seconds_left().count() <= 0) throw;
+        if (!told) tell_of_next_try(error.what());
+        if (!waits(attempt, Clock::now() + kPause)) return std::nullopt;
+      }
+    }
   }
 
   int restarts() const { return restarts_.count(); }
@@ -98,13 +117,19 @@ class Attempts {
   }
 
   bool tries_again(Cluster& attempt) {
-    const auto left = std::chrono::duration_cast<std::chrono::seconds>(
-        failed_at_ + to_milliseconds(options_.timeout_seconds) - Clock::now());
-    if (left.count() <= 0) return false;
-    console_.notice("restart " + std::to_string(restarts()) +
-                    ": not all hosts can be reached: tries again for " + std::to_string(left.count()) +
-                    " s (--timeout)");
+    if (seconds_left().count() <= 0) return false;
+    tell_of_next_try("not all hosts can be reached");
     return waits(attempt, Clock::now() + kPause);
+  }
+
+  std::chrono::seconds seconds_left() const {
+    return std::chrono::duration_cast<std::chrono::seconds>(
+        failed_at_ + to_milliseconds(options_.timeout_seconds) - Clock::now());
+  }
+
+  void tell_of_next_try(const std::string& problem) {
+    console_.notice("restart " + std::to_string(restarts()) + ": " + problem + ": tries again for " +
+                    std::to_string(seconds_left().count()) + " s (--timeout)");
   }
 
   bool waits(Cluster& attempt, Clock::time_point end) {
@@ -140,6 +165,8 @@ int run_attempts(const LaunchOptions& options, const MakePlan& make_plan, int ar
   std::optional<HostKeepers> keepers;  // over all attempts
   if (options.max_restarts > 0 && options.hold_every > 0)
     keepers.emplace(plan.order.nodes, options.hold_every, console);
+  std::optional<JoinedLaunchers> joined;  // likewise
+  if (options.max_restarts > 0 && plan.listening_is_meeting_point) joined.emplace();
   while (true) {
     const bool is_whole = attempts.left_out().empty();
     if (keepers && !is_whole) {
@@ -148,10 +175,14 @@ int run_attempts(const LaunchOptions& options, const MakePlan& make_plan, int ar
     }
     plan.version = ZERORUN_VERSION;
     attempts.watch(plan);
-    Cluster attempt(std::move(plan), keepers && is_whole ? &*keepers : nullptr, console, signals, guardian);
+    Cluster attempt(std::move(plan), keepers && is_whole ? &*keepers : nullptr, joined ? &*joined : nullptr,
+                    console, signals, guardian);
     const int code = attempt.run();
     if (!attempts.goes_on_after(attempt)) return code;
-    plan = make_plan(attempts.restarts(), attempts.left_out());
+    std::optional<ClusterPlan> next = attempts.next_plan(make_plan, attempt);
+    if (!next) return code;
+    plan = std::move(*next);
+    if (joined) joined->call_again();
     console.set_sources(sources_of(plan));
   }
 }

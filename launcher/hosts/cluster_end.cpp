@@ -93,6 +93,21 @@ void Cluster::look_for_missing_host() {
        milliseconds(0));
 }
 
+// The ranks of a node have ended.
+void Cluster::handle_end(int node, const NodeResult& result) {
+  agents_[node].state = AgentState::over;
+  if (result.interrupted_by != 0) agents_[node].socket.reset();  // it does not come again
+  leave(node);
+  if (result.interrupted_by == 0) return;
+  // SIGTERM may come from a host that is shut down, which is lost like one that fails.
+  is_unwanted_ = is_unwanted_ || result.interrupted_by == SIGINT || result.interrupted_by == SIGPIPE;
+  if (phase_ >= Phase::ending) return;
+  const std::string end = "was ended by " + signal_name(result.interrupted_by);
+  fail({{.name = "the job on " + host(node), .end = end, .report = {"the job on " + host(node) + " " + end}},
+        128 + result.interrupted_by},
+       plan_.order.grace);
+}
+
 // A process that has started an agent must run as long as the agent: if it ends earlier, the job fails.
 void Cluster::handle_starter_end(const StarterProcesses::Ended& starter) {
   if (phase_ >= Phase::ending) return;
@@ -144,6 +159,12 @@ void Cluster::lose(int node, const std::string& reason) {
        plan_.order.failure_grace);
 }
 
+void Cluster::leave(int node) {
+  std::optional<FrameSocket>& socket = agents_[node].socket;
+  if (socket && joined_ != nullptr && node != plan_.own_node) joined_->add(std::move(*socket));
+  socket.reset();
+}
+
 void Cluster::begin_ending(milliseconds grace) {
   if (phase_ < Phase::ending) times_.found = Clock::now();
   phase_ = Phase::ending;
@@ -153,7 +174,8 @@ void Cluster::begin_ending(milliseconds grace) {
 
 void Cluster::finish() {
   listener_.close();
-  agents_.clear();  // closes the connections: agents that are over then exit, and so do their starters
+  // Agents that are over exit when their connections are closed, and so do their starters.
+  for (int node = 0; node < static_cast<int>(agents_.size()); ++node) leave(node);
   wait_for_starters(kStarterPatience);
   starters_.signal_all(SIGKILL);
   wait_for_starters(kAgentKillPatience);
@@ -197,6 +219,7 @@ bool Cluster::wait_until(Clock::time_point end) {
            static_cast<int>(std::clamp(left, milliseconds(0), kTick).count()));
     console_.write_some();
     if (keepers_ != nullptr) keepers_->service();
+    if (joined_ != nullptr) joined_->service();
     handle_signals();
   }
   return !is_unwanted_ && !console_.is_gone();

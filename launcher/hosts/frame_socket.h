@@ -31,6 +31,8 @@ enum class FrameType : uint8_t {
   trouble,     // agent: why it cannot start its ranks
   end,         // launcher: end the ranks, or the keeper
   over,        // agent: all ranks have ended
+  again,       // launcher: the job is started again, join it again (JoinedLaunchers)
+  finished,    // launcher: the job is not started again
   keeper,      // agent: the tag of its host's keeper; keeper: what it holds
   token,       // launcher: whom a keeper lets read from now on
   heartbeat,   // both, every kHeartbeat

@@ -80,6 +80,10 @@ std::string random_token() {
   return in_hexadecimal(random_bytes(kTokenBytes));
 }
 
+bool is_token(const std::string& text) {
+  return text.size() == 2 * kTokenBytes && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
 AgentGreeting::AgentGreeting(UniqueFd fd, const Seal& ticket)
     : Greeting(std::move(fd), ticket, kAgentWords) {}
 

@@ -15,6 +15,8 @@ namespace zerorun::launcher {
 
 /// A secret of 128 bits that no process outside of the job can guess.
 std::string random_token();
+/// Whether `text` has the form of one.
+bool is_token(const std::string& text);
 
 /// The launcher's side of one connection. Without blocking; one thread.
 class AgentGreeting : public Greeting {

@@ -46,17 +46,10 @@ Part choose_part(const LaunchOptions& options, const JobPlacement& place, const 
   return starts ? Part::starts : Part::alone;
 }
 
-// Launchers that join would have to agree on each restart, and share a secret that stays the same.
 void check_restarts(const LaunchOptions& options, Part part, int nodes) {
   const auto refuse = [](const std::string& option, int value, const std::string& why) {
     throw UserError(option + " " + std::to_string(value) + ": " + why + " (docs/restarts.md)");
   };
-  if (options.max_restarts > 0 && (part == Part::first || part == Part::joins)) {
-    refuse(
-        "--max_restarts", options.max_restarts,
-        "the ranks of launchers that join (--node_rank, --rdzv_endpoint) are not started again: leave it out "
-        "and let the batch system start the job again, or give one launcher all hosts (--hostfile)");
-  }
   const bool by_ssh =
       part == Part::starts && (options.starter == Starter::ssh || options.starter == Starter::pdsh);
   if (options.hold_every > 0 && part != Part::alone && !by_ssh) {

@@ -25,7 +25,6 @@
 #include "base/unique_fd.h"
 #include "launcher/console.h"
 #include "launcher/guardian.h"
-#include "launcher/hosts/agent.h"
 #include "launcher/hosts/cluster.h"
 #include "launcher/hosts/cluster_attempts.h"
 #include "launcher/hosts/dry_run.h"
@@ -36,6 +35,7 @@
 #include "launcher/hosts/hostfile.h"
 #include "launcher/hosts/job_part.h"
 #include "launcher/hosts/job_placement.h"
+#include "launcher/hosts/joining.h"
 #include "launcher/hosts/node_job.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/job.h"
@@ -218,14 +218,21 @@ ClusterPlan plan_starting(const LaunchOptions& options, const JobPlacement& whol
   return plan;
 }
 
-ClusterPlan plan_meeting(const LaunchOptions& options, const Endpoint& endpoint, NodeOrder order) {
+// The plan of an attempt. The port is always the same, which the other launchers know, and the secret of the
+// ranks is another one after each restart. `claim`: as in plan_attempt().
+ClusterPlan plan_meeting(const LaunchOptions& options, const Endpoint& endpoint, NodeOrder order,
+                         int restarts, UniqueFd& claim) {
+  claim.reset();
   ClusterPlan plan;
+  plan.layout = describe_layout(order.nodes, options.max_restarts);
   plan.order = std::move(order);
-  plan.order.token = shared_secret(options, endpoint);
+  plan.ticket = shared_secret(options, endpoint);
+  plan.order.token = restarts == 0 ? plan.ticket : random_token();
+  plan.order.logs.attempt = restarts;
   plan.master_addr = endpoint.address;
   plan.listening = listen_as_first(is_loopback(endpoint.address) ? endpoint.address : "", endpoint.port);
+  claim = std::move(plan.listening.claim);
   plan.listening_is_meeting_point = true;
-  plan.ticket = plan.order.token;
   plan.own_node = 0;
   if (is_loopback(endpoint.address)) plan.own_address = endpoint.address;
   plan.own_program = own_program();
@@ -235,9 +242,9 @@ ClusterPlan plan_meeting(const LaunchOptions& options, const Endpoint& endpoint,
 // Absent if the port is taken, usually by another launcher on this machine. Then this launcher joins the
 // other. `taken`: gets the reason.
 std::optional<ClusterPlan> plan_first(const LaunchOptions& options, const Endpoint& endpoint,
-                                      const NodeOrder& order, std::string& taken) {
+                                      const NodeOrder& order, UniqueFd& claim, std::string& taken) {
   try {
-    return plan_meeting(options, endpoint, order);
+    return plan_meeting(options, endpoint, order, 0, claim);
   } catch (const PortTaken& error) {
     if (options.node_rank || order.nodes.size() == 1) throw;
     taken = error.what();
@@ -257,6 +264,19 @@ void warn_of_unknown(const Endpoint& endpoint) {
   }
 }
 
+// Absent if this launcher joins another one: see plan_first().
+std::optional<int> run_first(const LaunchOptions& options, const Endpoint& endpoint, const NodeOrder& order,
+                             std::string& taken, int argc, char** argv) {
+  UniqueFd claim;
+  std::optional<ClusterPlan> plan = plan_first(options, endpoint, order, claim, taken);
+  if (!plan) return std::nullopt;
+  warn_of_unknown(endpoint);
+  const MakePlan make_plan = [&](int restarts, const std::set<int>&) {
+    return restarts == 0 ? std::move(*plan) : plan_meeting(options, endpoint, order, restarts, claim);
+  };
+  return run_attempts(options, make_plan, argc, argv);
+}
+
 // `taken`: why this launcher, which has the endpoint's address, is not the first one; else empty.
 int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const NodeOrder& order,
                 const std::string& taken, int argc, char** argv) {
@@ -265,10 +285,11 @@ int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const No
   plan.port = endpoint.port;
   plan.ticket = shared_secret(options, endpoint);
   plan.hello = {ZERORUN_VERSION, options.node_rank.value_or(-1), this_hostname(),
-                describe_layout(order.nodes)};
+                describe_layout(order.nodes, options.max_restarts)};
   plan.order = order;
   plan.order.token = plan.ticket;
   plan.timeout = std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
+  plan.max_restarts = options.max_restarts;
   plan.quiet = options.quiet;
   plan.reason = taken;
   std::signal(SIGTSTP, SIG_IGN);  // a stopped launcher could not send heartbeats
@@ -337,11 +358,8 @@ int launch(const LaunchOptions& given, int argc, char** argv) {
           },
           argc, argv);
     case Part::first:
-      if (std::optional<ClusterPlan> plan = plan_first(options, endpoint, order, taken)) {
-        warn_of_unknown(endpoint);
-        return run_attempts(
-            options, [&](int, const std::set<int>&) { return std::move(*plan); }, argc, argv);
-      }
+      if (const std::optional<int> code = run_first(options, endpoint, order, taken, argc, argv))
+        return *code;
       [[fallthrough]];
     case Part::joins:
       return run_joining(options, endpoint, order, taken, argc, argv);

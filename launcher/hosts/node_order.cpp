@@ -292,11 +292,12 @@ RankOutput decode(std::string_view payload) {
   return output;
 }
 
-std::string describe_layout(const std::vector<Node>& nodes) {
+std::string describe_layout(const std::vector<Node>& nodes, int max_restarts) {
   std::string text;
   for (const Node& node : nodes) {
     text += (text.empty() ? "" : ", ") + node.host + ": " + std::to_string(node.slots.size());
   }
+  if (max_restarts > 0) text += ", --max_restarts " + std::to_string(max_restarts);
   return text;
 }
 

@@ -130,8 +130,8 @@ Message decode(std::string_view payload);
 template <>
 RankOutput decode(std::string_view payload);
 
-/// Text with each host of a job and its number of ranks: shows whether two launchers were started for the
-/// same job.
-std::string describe_layout(const std::vector<Node>& nodes);
+/// Text with each host of a job, its number of ranks, and --max_restarts: shows whether two launchers were
+/// started for the same job.
+std::string describe_layout(const std::vector<Node>& nodes, int max_restarts);
 
 }  // namespace zerorun::launcher

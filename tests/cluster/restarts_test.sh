@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# restarts_test.sh BIN SOURCE: jobs on several hosts whose ranks, agents or hosts fail are started again (--max_restarts), also
-# without a host that does not come back (--min_nodes), and then train with the same global batch.
+# restarts_test.sh BIN SOURCE: jobs on several hosts whose ranks, agents or hosts fail are started again (--max_restarts), by ssh and
+# by launchers that join, also without a host that does not come back (--min_nodes), and then train with the same global batch.
 set -euo pipefail
 bin=$1 source=$2
 # shellcheck source=tests/cluster/hosts.bash
@@ -104,6 +104,82 @@ wait "$job" || found=$?
 ((found != 0)) || fail "SIGTERM while hosts are awaited: exit code 0"
 pass "SIGTERM while hosts are awaited ends the job"
 start_sshd 1
+
+# Launchers that the user starts on each host. Each job has a folder and a port of its own, so that several run at once.
+# join JOB HOST BEHAVIOUR OPTIONS...: starts the launcher of a host. Its exit code will be in JOB/code_HOST.
+join() {
+  local name=$1 host=$2 behaviour=$3
+  shift 3
+  mkdir -p "$name"
+  (
+    cd "$name"
+    found=0
+    on "$host" timeout 60 "$bin/zerorun" --device cpu --nnodes 2 --nproc_per_node 2 --max_restarts 3 "$@" \
+      bash ../rank.sh "$behaviour" </dev/null >>"out_$host" 2>>"log_$host" || found=$?
+    echo "$found" >"code_$host"
+  ) &
+  joining+=($!)
+}
+# numbered JOB HOST BEHAVIOUR PORT OPTIONS...
+numbered() { join "$1" "$2" "$3" --node_rank "$2" --master_addr 10.77.0.1 --master_port "$4" "${@:5}"; }
+joined_run() {
+  for ((i = 0; i < 300; ++i)); do
+    # shellcheck disable=SC2012
+    (($(ls "$1"/up_* 2>/dev/null | wc -l) == 4)) && return
+    sleep 0.05
+  done
+  fail "$1: the ranks of launchers that join do not start"
+}
+launcher_on() { processes_on "$1" "^[^ ]*bin/zerorun --device .*$2" | head -n 1; }
+# joined_ends JOB CODE_0 CODE_1 RANKS: checks the exit codes, and that RANKS ranks of the second attempt ran.
+joined_ends() {
+  for ((i = 0; i < 400; ++i)); do
+    [[ -s $1/code_0 && -s $1/code_1 ]] && break
+    sleep 0.05
+  done
+  [[ $(cat "$1/code_0" "$1/code_1" | xargs) == "$2 $3" ]] ||
+    fail "$1: exit codes $(cat "$1/code_0" "$1/code_1" | xargs) instead of $2 $3: $(tail "$1"/log_*)"
+  (($(cat "$1"/out_* | grep -cE 'attempt 1: rank [0-3] of 4, of all') == $4)) || fail "$1: other ranks: $(cat "$1"/out_*)"
+  pass "launchers that join: $1"
+}
+
+joining=()
+for host in 0 1; do
+  numbered killed "$host" : 29521 --timeout 30
+  numbered gone "$host" : 29522 --timeout 3
+done
+joined_run killed
+joined_run gone
+kill -9 "$(launcher_on 1 29521)"
+until [[ -s killed/code_1 ]]; do sleep 0.02; done
+rm killed/code_1
+numbered killed 1 : 29521 --timeout 30 # as a batch system does
+kill -TERM "$(launcher_on 1 29522)"
+
+for host in 0 1; do numbered rank_exits "$host" 'exit 7' 29523 --timeout 30; done
+joined_ends rank_exits 0 0 4
+grep -q 'restart 1 of 3: rank 2 on node 1 exited with code 7, found' rank_exits/log_0 || fail "the restart is not explained"
+grep -q 'restart 1: the ranks of this host have started again' rank_exits/log_1 || fail "the launcher that joins says nothing"
+
+# shellcheck disable=SC2016
+for host in 0 1; do join rank_killed "$host" 'kill -9 $BASHPID' --rdzv_endpoint 10.77.0.1:29524 --timeout 30; done
+joined_ends rank_killed 0 0 4
+
+for host in 0 1; do numbered interrupted "$host" : 29525 --timeout 30; done
+joined_run interrupted
+kill -TERM "$(launcher_on 0 29525)"
+joined_ends interrupted 143 1 0
+
+joined_ends gone 1 143 0
+grep -q 'restart 1: waits for .* until the launcher of node 1 comes again' gone/log_0 || fail "the wait is not told"
+grep -q 'no agent of node 1 has connected in time' gone/log_0 || fail "the host that does not come again is not named"
+joined_ends killed 0 0 4
+grep -qE 'restart 1 of 3: node 1 was lost' killed/log_0 || fail "the lost host is not named"
+wait "${joining[@]}"
+for host in 0 1; do
+  [[ -z $(processes_on "$host" 'bin/zerorun|zr-guardian|rank_of_the_test') ]] ||
+    fail "launchers that join: processes are left on host $host"
+done
 
 # Training: without half of the hosts, with the same global batch.
 head -c 20000 "$source/README.md" "$source/docs/guide.md" >text

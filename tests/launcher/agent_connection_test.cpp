@@ -4,8 +4,10 @@
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "base/listening.h"
@@ -13,6 +15,7 @@
 #include "launcher/hosts/agent_link.h"
 #include "launcher/hosts/frame_socket.h"
 #include "launcher/hosts/handshake.h"
+#include "launcher/hosts/joined_launchers.h"
 #include "tests/launcher/tcp_ends.h"
 
 using Catch::Matchers::Contains;
@@ -116,4 +119,32 @@ TEST_CASE("an agent and a launcher accept each other only if both have the ticke
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   CHECK_FALSE(open);
+}
+
+TEST_CASE(
+    "a launcher that has joined learns whether the job is started again, or that it has lost the first one") {
+  enum class Word { again, finished, none };
+  for (const Word word : {Word::again, Word::finished, Word::none}) {
+    auto [first, second] = connected();
+    std::optional<JoinedLaunchers> joined(std::in_place);
+    bool is_called = false;
+    bool is_lost = false;
+    std::thread other([&, fd = std::move(second)]() mutable {
+      AgentLink link{FrameSocket(std::move(fd))};
+      link.wait_for_word({});
+      is_called = link.is_called_again();
+      is_lost = link.is_lost();
+    });
+    if (word == Word::none) {
+      first.reset();
+    } else {
+      joined->add(FrameSocket(std::move(first)));
+      joined->service();
+      if (word == Word::again) joined->call_again();
+      joined.reset();
+    }
+    other.join();
+    CHECK(is_called == (word == Word::again));
+    CHECK(is_lost == (word == Word::none));
+  }
 }

@@ -116,7 +116,7 @@ TEST_CASE("command lines of torchrun's documentation") {
        "node 0 0 1, node 1 2 3: python3 -u train.py"},
       {"--nnodes=2 --nproc-per-node=2 --max-restarts=3 --rdzv-id=100 --rdzv-endpoint=localhost:29400 "
        "train.py",
-       "--max_restarts 3: the ranks of launchers that join"},
+       "node 0 0 1, node 1 2 3: python3 -u train.py"},
       {"--nnodes=1:4 --nproc-per-node=2 --max-restarts=0 train.py",
        "a job starts on a fixed number of hosts"},
       {"--nnodes=1:1 --nproc-per-node=1 --max-restarts=0 train.py", "localhost 0: python3 -u train.py"},

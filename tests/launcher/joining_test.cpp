@@ -1,5 +1,7 @@
 // Tests launchers that users start on each host of a job (--node_rank, --rdzv_endpoint). Here two launchers
 // run on one machine.
+#include "launcher/hosts/joining.h"
+
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -232,6 +234,90 @@ TEST_CASE("what another host sends does not reach the terminal as control charac
   const Result result = first.finish();
   CHECK(result.exit_code == 1);
   CHECK_THAT(result.err, Contains("host evil?[2J?zerorun: all is well") && !Contains("\x1b"));
+}
+
+TEST_CASE("launchers that join start their ranks again together, with another secret") {
+  const std::string at = "127.0.0.1:" + port();
+  const auto start = [&](const std::string& node) {
+    return setup({"--rdzv_endpoint", at, "--node_rank", node, "--max_restarts", "2", "--timeout", "20"},
+                 "echo rank $RANK restarts ${ZERORUN_RESTARTS-none} secret $ZERORUN_JOB\n"
+                 "[ -n \"$ZERORUN_RESTARTS\" ] && exit\n"
+                 "[ $RANK = 1 ] && exit 3; exec sleep 300");
+  };
+  Launched first(start("0"));
+  Launched second(start("1"));
+  const Result of_first = first.finish();
+  const Result of_second = second.finish();
+  CHECK(of_first.exit_code == 0);
+  CHECK(of_second.exit_code == 0);
+  CHECK_THAT(of_first.err, Contains("zerorun: restart 1 of 2: rank 1 on node 1 exited with code 3, found "));
+  CHECK_THAT(of_second.err, Contains("zerorun: rank 1 exited with code 3") &&
+                                Contains("zerorun: restart 1: the ranks of this host have started again"));
+  const std::string kAgain = "restarts 1 secret ";
+  const auto secret = [&](const std::string& out) {
+    return out.substr(out.find(kAgain) + kAgain.size(), 32);
+  };
+  CHECK_THAT(of_first.out, Contains("rank 0 restarts none secret port-") && Contains("rank 0 " + kAgain));
+  CHECK_THAT(of_second.out, Contains("rank 1 restarts none secret port-") && Contains("rank 1 " + kAgain));
+  CHECK(is_token(secret(of_first.out)));
+  CHECK(secret(of_first.out) == secret(of_second.out));
+  for (Launched* job : {&first, &second}) job->wait_until_nothing_is_left();
+}
+
+TEST_CASE("launchers that join end with the failure after the last restart") {
+  const std::string at = "127.0.0.1:" + port();
+  const auto start = [&](const std::string& node) {
+    return setup({"--rdzv_endpoint", at, "--node_rank", node, "--max_restarts", "1", "--timeout", "20"},
+                 "[ $RANK = 1 ] && exit 3; exec sleep 300");
+  };
+  Launched first(start("0"));
+  Launched second(start("1"));
+  const Result of_first = first.finish();
+  const Result of_second = second.finish();
+  CHECK(of_first.exit_code == 3);
+  CHECK_THAT(of_first.err, Contains("not started again: this was attempt 2 of 2 (--max_restarts 1)"));
+  CHECK(of_second.exit_code == 3);
+  CHECK_THAT(of_second.err, Contains("the job is not started again, as the first launcher reports"));
+  for (Launched* job : {&first, &second}) job->wait_until_nothing_is_left();
+}
+
+TEST_CASE("a launcher that joins with another --max_restarts is refused") {
+  const std::string at = "127.0.0.1:" + port();
+  Launched first(setup({"--rdzv_endpoint", at, "--node_rank", "0", "--max_restarts", "2"}, "true"));
+  Launched second(setup({"--rdzv_endpoint", at, "--node_rank", "1"}, "true"));
+  const Result refused = second.finish();
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err,
+             Contains("the launcher of node 0 for 'node 0: 1, node 1: 1, --max_restarts 2': give "
+                      "all the same options"));
+  first.signal(SIGTERM);
+  CHECK(first.finish().exit_code == 128 + SIGTERM);
+}
+
+TEST_CASE("a launcher that joins takes only what a restart needs from the first one") {
+  JoinPlan plan;
+  plan.order.nodes = {{"a", {0}}, {"b", {0}}};
+  plan.order.token = "shared";
+  plan.order.arguments = {"own"};
+  plan.max_restarts = 2;
+  NodeOrder sent = plan.order;
+  sent.node = 1;
+  sent.token = "of the first start";
+  sent.arguments = {"other"};
+  const NodeOrder at_first = order_for_this_host(plan, sent);
+  CHECK(at_first.token == "shared");
+  CHECK(at_first.arguments == plan.order.arguments);
+  sent.logs.attempt = 2;
+  CHECK_THROWS_WITH(order_for_this_host(plan, sent), Contains("a secret for the ranks that is none"));
+  sent.token = random_token();
+  const NodeOrder later = order_for_this_host(plan, sent);
+  CHECK(later.token == sent.token);
+  CHECK(later.logs.attempt == 2);
+  CHECK(later.arguments == plan.order.arguments);
+  sent.logs.attempt = 3;
+  CHECK_THROWS_WITH(order_for_this_host(plan, sent), Contains("expected at most 2 (--max_restarts)"));
+  sent.node = 0;
+  CHECK_THROWS_WITH(order_for_this_host(plan, sent), Contains("expected 1 to 1"));
 }
 
 TEST_CASE("a variable that an earlier agent left behind does not disturb the first launcher") {
