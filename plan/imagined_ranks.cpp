@@ -156,7 +156,9 @@ std::unique_ptr<Work> ImaginedCommunicator::start_message(MessageCall call) {
     message_bytes_ += bytes;
     if (!is_on_own_host(call.receiver)) {
       across_->flat += bytes;
-      across_->on_levels += bytes;
+      // On two levels ranks of a host sum first, and only ranks with one place on their hosts exchange.
+      const auto place = [&](int rank) { return rank_in_job(rank) % ranks_on_host_; };
+      if (place(call.receiver) == place(rank())) across_->on_levels += bytes;
     }
     return std::make_unique<DoneWork>();
   }

@@ -58,7 +58,12 @@ void bind_training(Class& engine) {
       .def(
           "step", [](CoreEngine& core) { core.get().step(); }, NoGil())
       .def(
-          "hold_generation", [](CoreEngine& core) { core.get().hold_generation(); }, NoGil())
+          "hold_generation",  // returns whether steps are held
+          [](CoreEngine& core) {
+            core.get().hold_generation();
+            return core.get().holds_generations();
+          },
+          NoGil())
       .def(
           "zero_grad", [](CoreEngine& core) { core.get().zero_grad(); }, NoGil())
       .def("set_boundary",

@@ -21,11 +21,12 @@ _DIFFERENT = "ranks save different checkpoints"
 
 
 class Checkpoints:
-    """A base class of Engine, which sets _core, _flat, _runs_schedule, lr_scheduler and optimizer, and _data_sampler if it has one."""
+    """A base class of Engine, which sets _core, _flat, _runs_schedule, lr_scheduler and optimizer, and _training_loader if it has one."""
 
-    _data_sampler = None  # of training_data's loader
+    _training_loader = None
     _own_state = None  # the function that load_newest() got
-    _saves_own_state = False
+    _saves_own_state = _holds = _has_warned_of_late_changes = False
+    _interruption = None
 
     def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False,
                         asynchronous=False, keep_last=0):
@@ -72,25 +73,48 @@ class Checkpoints:
         try:
             state = dict(client_state or {})
         except (TypeError, ValueError) as error:
-            raise BadArgument(f"save_checkpoint(): client_state is a {type(client_state).__name__}, expected a dict") from error
+            raise BadArgument(f"client_state is a {type(client_state).__name__}, expected a dict") from error
         if self.lr_scheduler is not None and not self._runs_schedule and hasattr(self.lr_scheduler, "state_dict"):
             state[_SCHEDULE_KEY] = self.lr_scheduler.state_dict()
         if self._flat is not None:
             state[_OPTIMIZER_KEY] = self._flat.save()
         if self.global_samples != self.global_steps * self.train_batch_size():
             state[_SAMPLES_KEY] = self.global_samples
-        if self._data_sampler is not None:
-            state[_DATA_KEY] = self._data_sampler.state_dict()
+        if self._training_loader is not None:
+            state[_DATA_KEY] = self._training_loader.state_dict()
         return state
 
     def _state_to_hold(self):
-        """What save_checkpoint() would save of Python now, for a generation in memory."""
-        if self._own_state is None and self._saves_own_state:
-            raise UserError("the program saves a client_state: give load_newest() a function that returns it (client_state=...)")
-        if self.optimizer is not None:
-            self.optimizer.push()
-        own = self._own_state() if self._own_state is not None else None
-        return states.write(self._state_to_save(own), may_gather=False)
+        """What save_checkpoint() would save of Python now, for a generation in memory. The core makes a warning of an error."""
+        try:
+            if self._own_state is None and self._saves_own_state:
+                raise UserError("the program saves a client_state: give load_newest() a function that returns it (client_state=...)")
+            if self.optimizer is not None:
+                self.optimizer.push()
+            own = self._own_state() if self._own_state is not None else None
+            return states.write(self._state_to_save(own), may_gather=False)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._interruption = error
+            raise
+
+    def _raise_interruption(self):
+        """The program's interruption (Ctrl-C, sys.exit()), if one came in the function that load_newest() got."""
+        interruption, self._interruption = self._interruption, None
+        if interruption is not None:
+            raise interruption
+
+    def _hold(self):
+        self._holds = self._core.hold_generation()
+        self._raise_interruption()
+
+    def _warn_of_late_changes(self):
+        """Of changes behind a step, which the generation of that step does not have."""
+        if self._holds and not self._has_warned_of_late_changes and self.optimizer.has_changes():
+            self._has_warned_of_late_changes = True
+            log.warning("the learning rate, betas or weight decay have changed since the last step() ended, behind the generation that "
+                        "holds the step in memory (--hold_every): after a restart from there the old values count until they are set again. Pass a "
+                        "schedule to initialize(lr_scheduler=...), or advance it before step()")
 
     def wait_for_checkpoint(self):
         """Waits until a checkpoint saved with asynchronous=True is on the disk, on all ranks. Raises UserError."""
@@ -121,9 +145,14 @@ class Checkpoints:
                               "dict")
         folder = path_for_core(load_dir, "load_newest")
         self._own_state = client_state
+        if self.optimizer is not None:
+            self.optimizer.push()  # so that nothing is left to push over what is loaded
         engine = weakref.proxy(self)  # the core keeps the function
-        return self._load(lambda *what: self._core.load_newest(folder, *what, lambda: engine._state_to_hold()), True, True, True,
-                          False, True)
+        try:
+            return self._load(lambda *what: self._core.load_newest(folder, *what, lambda: engine._state_to_hold()), True, True, True,
+                              False, True)
+        finally:
+            self._raise_interruption()
 
     def _load(self, load, load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only, load_data_position):
         whole = not (load_module_only or self._config["computes_only"])
@@ -141,10 +170,10 @@ class Checkpoints:
         self._saves_own_state = bool(state)
         self._scheduled_steps = self._steps_applied()
         if counts and whole:
-            if load_data_position and place is not None and self._data_sampler is not None:
-                self._data_sampler.load_state_dict(place)
             self.global_samples = self.global_steps * self.train_batch_size() if samples is None else samples
             self._core.set_global_samples(self.global_samples)
+        if load_data_position and whole and place is not None and self._training_loader is not None:
+            self._training_loader.load_state_dict(place)
         if self._flat is not None and load_optimizer_states and whole:
             self._flat.load(numbers)
         if load_module_strict and self._core.rank() == 0 and os.path.isdir(path):  # not a generation in memory

@@ -1,10 +1,12 @@
 """The DataLoader that initialize(training_data=...) returns."""
 
+import logging
+
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from ._core import UserError
+log = logging.getLogger("zerorun")
 
 
 class RepeatingLoader:
@@ -35,25 +37,22 @@ class PlacedSampler(DistributedSampler):
 
     used = 0  # samples of the epoch that all ranks have used so far
     _begin = 0  # where the next pass begins
-    _other = None  # why load_state_dict() could not set the place
 
     def set_epoch(self, epoch):
         """A pass over another epoch begins with its first sample."""
         if epoch != self.epoch:
-            self._begin = 0
-        self._other = None
+            self.used = self._begin = 0
         super().set_epoch(epoch)
 
     def __iter__(self):
-        if self._other:
-            raise UserError(self._other)
         begin, self._begin = self._begin, 0
         self.used = begin
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(len(self.dataset), generator=generator).tolist() if self.shuffle else list(range(len(self.dataset)))
         rest = order[begin:]
         missing = -len(rest) % self.num_replicas
-        rest += (order * (missing // len(order) + 1))[:missing]
+        if missing:
+            rest += (order * (missing // len(order) + 1))[:missing]
         return iter(rest[self.rank::self.num_replicas])
 
     def goes_on(self):
@@ -63,20 +62,35 @@ class PlacedSampler(DistributedSampler):
     def add_used(self, samples):
         self.used = min(self.used + samples, len(self.dataset))
 
-    def state_dict(self):
-        return {"samples": len(self.dataset), "seed": self.seed, "epoch": self.epoch, "used": self.used}
-
-    def load_state_dict(self, state):
-        """The next pass goes on with that epoch where it was."""
-        own, saved = (len(self.dataset), self.seed), (state["samples"], state["seed"])
-        self._other = None if own == saved else (
-            f"training_data has {own[0]} samples and its sampler the seed {own[1]}, and the checkpoint's place is in {saved[0]} with the "
-            f"seed {saved[1]}: call set_epoch() of the loader's sampler to begin with an epoch")
-        self.epoch, self.used, self._begin = state["epoch"], state["used"], state["used"]
+    def go_on(self, epoch, used):
+        """The next pass begins behind so many samples of the epoch."""
+        self.epoch, self.used, self._begin = epoch, used, used
 
 
 class TrainingLoader(DataLoader):
     """Counts the samples that it has given to the program. Those are what a checkpoint takes for used."""
+
+    epoch = 0  # in which the program goes on, after a load
+
+    def _is_over(self, used):
+        """Whether the epoch has no batch behind so many of its samples."""
+        left = len(self.dataset) - used
+        return left <= 0 or (self.drop_last and left <= (self.batch_size - 1) * self.sampler.num_replicas)
+
+    def state_dict(self):
+        sampler = self.sampler
+        return {"samples": len(self.dataset), "seed": sampler.seed, "epoch": sampler.epoch, "used": sampler.used,
+                "is_over": self._is_over(sampler.used)}
+
+    def load_state_dict(self, state):
+        """Where an epoch was over, the next pass is a whole one."""
+        own, saved = (len(self.dataset), self.sampler.seed), (state["samples"], state["seed"])
+        if own != saved:
+            log.warning("training_data has %s samples, with the sampler's seed %s, and the checkpoint's place is in %s with the seed %s: "
+                        "epoch %s begins with its first sample", *own, *saved, state["epoch"])
+        begins = own != saved or state["is_over"]
+        self.epoch = state["epoch"] + (own == saved and state["is_over"])
+        self.sampler.go_on(state["epoch"], 0 if begins else state["used"])
 
     def __iter__(self):
         # torch's iterator draws a random number when it is made, which it has done already in a pass that goes on.

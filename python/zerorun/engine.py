@@ -208,7 +208,7 @@ class Engine(Facts, Checkpoints, Weights, Scheduled, Monitored, torch.nn.Module)
         self.micro_steps += 1
         if updates:
             self._after_update(backwards, lr_kwargs or {})
-            self._core.hold_generation()
+            self._hold()
 
     def _refuse_unused(self):
         """On all ranks, if a parameter of any rank has no gradient."""
@@ -224,6 +224,7 @@ class Engine(Facts, Checkpoints, Weights, Scheduled, Monitored, torch.nn.Module)
         self._advance_schedule(lr_kwargs)
         if self.optimizer is not None:
             if updating_backwards > 0:
+                self._warn_of_late_changes()
                 self.optimizer.call_step_hooks(is_before=True)
             self.optimizer.push()
 
@@ -349,7 +350,7 @@ class Engine(Facts, Checkpoints, Weights, Scheduled, Monitored, torch.nn.Module)
     def take_training_data(self, dataset, collate_fn):
         """The loader that initialize() returns. Checkpoints have its place in the data."""
         loader = self.deepspeed_io(dataset, collate_fn=collate_fn)
-        self._data_sampler = loader.sampler if isinstance(loader, data.TrainingLoader) else None
+        self._training_loader = loader if isinstance(loader, data.TrainingLoader) else None
         return loader
 
 

@@ -218,6 +218,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 raise UserError(f"parameter group {index}: {changed} changed after initialize(), which has no effect on the "
                                 "engine: change only lr, betas and weight_decay (schedulers: cycle_momentum=False)")
 
+    def has_changes(self):
+        """Whether push() would pass anything."""
+        return any(self._values(group) != pushed for group, pushed in zip(self.param_groups, self._pushed))
+
     def add_param_group(self, param_group):
         if self._pushed is not None:
             raise UserError("optimizer.add_param_group() after initialize(): the engine does not train what is added; name all "

@@ -170,6 +170,19 @@ TEST_CASE("A plan knows what a host sends to others") {
     CHECK(flat.between_hosts_on_levels == Approx(bytes * others / ranks / on_host));
   }
   CHECK(sent(8, 1, "}}").between_hosts == 0);
+  // Gradients in 8 bits: on two levels a rank sends its host's sum of a slice to each other host, 260 bytes
+  // for 256 values.
+  const SentPerStep exact = sent(8, 2, R"(}, "zerorun": {"sum_group": 4}})");
+  const std::string stage3 =
+      R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0,
+      "zero_quantized_gradients": )";
+  const auto levels = [&](const std::string& more) {
+    return plan_training({.model = model_of(*shapes)}, stage3 + more, "test",
+                         {.world_size = 8, .hosts = 2, .with_others = false})
+        .plan.sent.between_hosts_on_levels;
+  };
+  CHECK(exact.between_hosts == Approx(bytes / 2));
+  CHECK(levels("false}}") - levels("true}}") == Approx(256 * 256 / 8 * (4 - 260.0 / 256)));
   // Replicas on each host: only sums of gradients cross, of a slice for each rank.
   const SentPerStep replicas = sent(8, 2, R"(}, "zerorun": {"mesh": {"replicate": 2}}})");
   CHECK(replicas.between_hosts == Approx(256 * 256 * 4 / 4.0));

@@ -18,9 +18,10 @@ void correct(Setup& setup) {
   setup.ranks = std::clamp(setup.ranks, 1, 4);
   setup.groups = std::clamp(setup.groups, 1, 2);
   if (setup.source == Source::enable_zero) setup.groups = 1;
-  if (setup.place == Place::hosts_of_threads) {
+  if (on_two_levels(setup.place)) {
     setup.groups = 1;
-    if (setup.ranks < 4) setup.place = Place::sharing_threads;
+    if (setup.ranks < 4)
+      setup.place = in_processes(setup.place) ? Place::shared_memory_processes : Place::sharing_threads;
   }
   if (setup.source != Source::config) {  // its results are compared with a tolerance, which is for float32
     setup.precision = setup.communication = setup.accumulation = Precision::fp32;

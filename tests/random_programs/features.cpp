@@ -60,9 +60,12 @@ void add_order(const std::vector<Operation>& operations, Features& features) {
 void count_features(const Program& program, FeatureCounts& counts) {
   Features features;
   const Setup& setup = program.setup;
-  static constexpr const char* kPlaces[] = {"rank-threads", "rank-threads that share memory",
-                                            "rank-threads on two levels", "processes, shared memory",
-                                            "processes, Gloo"};
+  static constexpr const char* kPlaces[] = {"rank-threads",
+                                            "rank-threads that share memory",
+                                            "rank-threads on two levels",
+                                            "processes, shared memory",
+                                            "processes, Gloo",
+                                            "processes on two levels"};
   static constexpr const char* kPrecisions[] = {"fp32", "bf16", "fp16"};
   static constexpr const char* kRules[] = {"SGD", "SGD with momentum", "AdamW"};
   features.insert(kPlaces[static_cast<int>(setup.place)]);

@@ -25,10 +25,11 @@ class Dice {
 
 // Of ten consecutive blocks of seeds, four run their ranks as threads with separate buckets, four as threads
 // that share buckets, one as processes over shared memory and one as processes over Gloo. Every other time
-// the last one of those that share buckets is two hosts.
+// one of those that share buckets, and that over Gloo, is on two hosts.
 Place place_of(uint64_t block) {
   using enum Place;
   if (block % 20 == 9) return hosts_of_threads;
+  if (block % 20 == 17) return hosts_of_processes;
   static constexpr Place kPlaces[] = {
       sharing_threads, threads,         shared_memory_processes, threads, sharing_threads,
       threads,         sharing_threads, gloo_processes,          threads, sharing_threads};
@@ -49,7 +50,7 @@ Setup draw_setup(Dice& dice, uint64_t block) {
   setup.place = place_of(block);
   const int block_ranks = 2 + static_cast<int>(block / 10 % 2);
   setup.ranks = in_processes(setup.place) ? block_ranks : dice.one_of({1, 2, 2, 2, 3, 3});
-  if (setup.place == Place::hosts_of_threads) setup.ranks = 4;
+  if (on_two_levels(setup.place)) setup.ranks = 4;
   setup.stage = dice.one_of({0, 1, 2, 3, 3});
   setup.precision = dice.one_of({Precision::fp32, Precision::fp32, Precision::bf16, Precision::fp16});
   setup.communication =

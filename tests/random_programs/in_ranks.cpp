@@ -70,8 +70,10 @@ struct RankProcess::State {
 RankProcess::RankProcess(const Setup& setup, int rank, int port, std::chrono::milliseconds deadline)
     : state_(new State) {
   at::set_num_threads(1);
-  set_rank_variables(rank, setup.ranks * setup.groups, port, deadline);
-  setenv("ZERORUN_COMM", setup.place == Place::gloo_processes ? "gloo" : "shm", 1);
+  const bool has_hosts = setup.place == Place::hosts_of_processes;
+  set_rank_variables(rank, setup.ranks * setup.groups, port, deadline, has_hosts ? 2 : 0);
+  const char* transport = setup.place == Place::gloo_processes ? "gloo" : has_hosts ? "two-level" : "shm";
+  setenv("ZERORUN_COMM", transport, 1);
   state_->communicator = connect();
 }
 

@@ -11,8 +11,15 @@
 namespace zerorun::testing {
 
 /// How ranks run, and how their collectives exchange data.
-/// hosts_of_threads: two hosts of two ranks, connected in two levels, where those of a host share memory.
-enum class Place { threads, sharing_threads, hosts_of_threads, shared_memory_processes, gloo_processes };
+/// hosts_of_...: two hosts of two ranks, connected in two levels, where those of a host share memory.
+enum class Place {
+  threads,
+  sharing_threads,
+  hosts_of_threads,
+  shared_memory_processes,
+  gloo_processes,
+  hosts_of_processes
+};
 enum class Precision { fp32, bf16, fp16 };
 enum class Rule { sgd, momentum, adam_w };
 enum class InFiles { nothing, states, parameters, both };
@@ -147,8 +154,11 @@ const char* name_of(Kind kind);
 inline bool in_processes(Place place) {
   return place >= Place::shared_memory_processes;
 }
+inline bool on_two_levels(Place place) {
+  return place == Place::hosts_of_threads || place == Place::hosts_of_processes;
+}
 inline bool shares_parameters(const Setup& setup) {
-  if (setup.place == Place::hosts_of_threads) return setup.stage == 1 || setup.stage == 2;
+  if (on_two_levels(setup.place)) return setup.stage == 1 || setup.stage == 2;
   return setup.ranks > 1 && setup.stage > 0 &&
          (setup.place == Place::sharing_threads || setup.place == Place::shared_memory_processes);
 }
@@ -158,7 +168,7 @@ inline bool shares_partitioned(const Setup& setup) {
 }
 /// How many consecutive ranks sums over ranks add first.
 inline int ranks_summed_first(const Setup& setup) {
-  return setup.place == Place::hosts_of_threads ? 2 : setup.ranks;
+  return on_two_levels(setup.place) ? 2 : setup.ranks;
 }
 /// The indices of the parameters in the order in which `rank` uses them.
 std::vector<int> uses_of(const Operation& operation, int rank);

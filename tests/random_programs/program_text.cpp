@@ -20,8 +20,9 @@ constexpr std::array kKindNames = {"forward",     "failing_forward", "backward",
                                    "state",       "optimizer_file",  "save",      "load",
                                    "resume",      "evaluator"};
 constexpr std::array kSourceNames = {"config", "program", "enable_zero"};
-constexpr std::array kPlaceNames = {"threads", "sharing_threads", "hosts_of_threads",
-                                    "shared_memory_processes", "gloo_processes"};
+constexpr std::array kPlaceNames = {"threads",          "sharing_threads",
+                                    "hosts_of_threads", "shared_memory_processes",
+                                    "gloo_processes",   "hosts_of_processes"};
 constexpr std::array kPrecisionNames = {"fp32", "bf16", "fp16"};
 constexpr std::array kRuleNames = {"sgd", "momentum", "adam_w"};
 constexpr std::array kInFilesNames = {"nothing", "states", "parameters", "both"};

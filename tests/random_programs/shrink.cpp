@@ -78,7 +78,9 @@ Change of_operation(int number, Value Operation::*field, Value value) {
 
 void add_setup(std::vector<Change>& changes, const Setup& setup) {
   changes.push_back(set_up(&Setup::place, Place::threads));
-  if (setup.place == Place::shared_memory_processes || setup.place == Place::hosts_of_threads)
+  if (setup.place == Place::hosts_of_processes)
+    changes.push_back(set_up(&Setup::place, Place::hosts_of_threads));
+  if (setup.place == Place::shared_memory_processes || on_two_levels(setup.place))
     changes.push_back(set_up(&Setup::place, Place::sharing_threads));
   changes.push_back(set_up(&Setup::groups, 1));
   changes.push_back(set_up(&Setup::recomputes, false));

@@ -33,7 +33,7 @@ if not kind:
     config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.1}}
 engine, _, loader, _ = zerorun.initialize(
     model=model, training_data=Samples(), config=config, **given,
-    lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.7))
+    lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=6))
 own = {"seen": 0, "shift": torch.zeros(6)}
 found = engine.load_newest(folder / "saves", client_state=lambda: own)
 if found is not None:
@@ -41,7 +41,7 @@ if found is not None:
     print("from", path, flush=True)
 begun = os.environ.get("ZERORUN_RESTARTS") is None
 with (folder / f"rank{engine.global_rank}").open("a") as output:
-    for epoch in range(loader.sampler.epoch, epochs):
+    for epoch in range(loader.epoch, epochs):
         loader.sampler.set_epoch(epoch)
         for numbers, rows in loader:
             own = {"seen": own["seen"] + len(rows), "shift": own["shift"] * 0.9 + 0.01}  # as on all ranks
