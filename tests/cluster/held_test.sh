@@ -82,7 +82,7 @@ rank_on() { processes_on "$1" '^[^ ]*bin/restarted_program' | head -n 1; }
 lose() { kill -9 $(processes_on "$1" '^[^ ]*bin/zerorun --(agent|keeper)|^[^ ]*bin/restarted_program'); }
 
 # moments_of EVENT: when rank 0 has written it.
-moments_of() { awk -v event="$1" '$1 == "#" && $2 == event { print $3 }' "$name/rank0"; }
+moments_of() { [[ ! -e $name/rank0 ]] || awk -v event="$1" '$1 == "#" && $2 == event { print $3 }' "$name/rank0"; }
 # random_kills: one after the other, each when rank 0 has ended a step since the one before.
 random_kills() {
   local kill kind host before
