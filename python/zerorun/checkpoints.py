@@ -69,11 +69,11 @@ class Checkpoints:
                         os.fsdecode(of_rank_0))
         return of_rank_0
 
-    def _state_to_save(self, client_state):
+    def _state_to_save(self, client_state, call="save_checkpoint()"):
         try:
             state = dict(client_state or {})
         except (TypeError, ValueError) as error:
-            raise BadArgument(f"client_state is a {type(client_state).__name__}, expected a dict") from error
+            raise BadArgument(f"{call}: client_state is a {type(client_state).__name__}, expected a dict") from error
         if self.lr_scheduler is not None and not self._runs_schedule and hasattr(self.lr_scheduler, "state_dict"):
             state[_SCHEDULE_KEY] = self.lr_scheduler.state_dict()
         if self._flat is not None:
@@ -92,7 +92,7 @@ class Checkpoints:
             if self.optimizer is not None:
                 self.optimizer.push()
             own = self._own_state() if self._own_state is not None else None
-            return states.write(self._state_to_save(own), may_gather=False)
+            return states.write(self._state_to_save(own, "the function of load_newest()"), may_gather=False)
         except BaseException as error:
             if not isinstance(error, Exception):
                 self._interruption = error
