@@ -318,7 +318,8 @@ TEST_CASE("mlp learns on two ranks") {
                                           ZERORUN_SOURCE_DIR + "/samples/mlp/ds_config.json --csv " + csv);
   INFO(outcome.err);
   REQUIRE(outcome.exit_code == 0);
-  CHECK(count(outcome.out, "step 300 ") == 1);
+  CHECK(count(outcome.out, "step 300/300  loss") == 1);
+  CHECK(count(outcome.out, "accuracy in the last step: 0.") == 1);
   const auto rows = read_csv(csv);
   REQUIRE(rows.size() == 300);
   CHECK(rows.front().at("loss") == Approx(std::log(10.0)).epsilon(0.2));
