@@ -72,7 +72,8 @@ BucketOptions bucket_options(const Config& config, StagePolicy policy, const Mes
                              const ModelParameters& model) {
   const Communicator& communicator = mesh.shards();
   // Operators on marked buckets are intercepted. This also reveals writes to 16-bit parameters and, on a GPU,
-  // the streams that use parameters.
+  // the streams that use parameters. On several hosts each host shares only whole buckets: one that is
+  // partitioned lies in slices on all ranks.
   return {.marked = has_splits(model) || come_and_go(policy, communicator.world_size()) ||
                     config.precision.training != Dtype::fp32 ||
                     communicator.device().streams().asynchronous(),

@@ -149,7 +149,7 @@ class Stage:
                 os.path.join(folder, f"weights_{shape['hidden']}.safetensors"),
             )
         self.folder = folder
-        self.names = CASES[stage] | (ALONE if options.tiny or options.address else {}) | (BETWEEN_HOSTS if options.address else {})
+        self.names = CASES[stage] | options.more_cases
         peers = [peer for peer in self.names if peer not in options.left_out]
         chosen = set(options.cases or peers) - {CONTROL} | ({CONTROL} if options.control else set())
         peers = [peer for peer in peers if peer in chosen]
@@ -288,8 +288,8 @@ def main():
     if options.tiny:
         options.model, options.only_steps = "tiny", True
     options.only_steps = options.only_steps or options.address is not None
-    names = {name for stage in CASES.values() for name in stage}
-    names |= set(ALONE if options.tiny or options.address else ()) | set(BETWEEN_HOSTS if options.address else ())
+    options.more_cases = (ALONE if options.tiny or options.address else {}) | (BETWEEN_HOSTS if options.address else {})
+    names = {name for stage in CASES.values() for name in stage} | set(options.more_cases)
     if options.cases and ("zerorun" not in options.cases or not names >= set(options.cases)):
         parser.error(f"--cases: expected zerorun and some of {', '.join(sorted(names))}")
 

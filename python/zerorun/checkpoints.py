@@ -21,7 +21,8 @@ _DIFFERENT = "ranks save different checkpoints"
 
 
 class Checkpoints:
-    """A base class of Engine, which sets _core, _flat, _runs_schedule, lr_scheduler and optimizer, and _training_loader if it has one."""
+    """A base class of Engine, which sets _core, _flat, _runs_schedule, lr_scheduler and optimizer, and _training_loader if it has
+    one."""
 
     _training_loader = None
     _own_state = None  # the function that load_newest() got
@@ -112,9 +113,9 @@ class Checkpoints:
         """Of changes behind a step, which the generation of that step does not have."""
         if self._holds and not self._has_warned_of_late_changes and self.optimizer.has_changes():
             self._has_warned_of_late_changes = True
-            log.warning("the learning rate, betas or weight decay have changed since the last step() ended, behind the generation that "
-                        "holds the step in memory (--hold_every): after a restart from there the old values count until they are set again. Pass a "
-                        "schedule to initialize(lr_scheduler=...), or advance it before step()")
+            log.warning("the learning rate, betas or weight decay have changed since the last step() ended, behind the generation "
+                        "that holds the step in memory (--hold_every): after a restart from there the old values count until they "
+                        "are set again. Pass a schedule to initialize(lr_scheduler=...), or advance it before step()")
 
     def wait_for_checkpoint(self):
         """Waits until a checkpoint saved with asynchronous=True is on the disk, on all ranks. Raises UserError."""
@@ -137,9 +138,9 @@ class Checkpoints:
     def load_newest(self, load_dir, client_state=None):
         """Returns (path, client_state) of the checkpoint that was saved last and is whole on all ranks; None if there is no
         checkpoint. A damaged one is passed over, and the log warns (docs/restarts.md). The loader of initialize(training_data=...)
-        goes on where the checkpoint was saved. `client_state`: a function without
-        arguments that returns what save_checkpoint() gets under this name, for generations in memory (zerorun --hold_every): it
-        is called in this function, and in each step() that ends an optimizer step. A collective."""
+        goes on where the checkpoint was saved. `client_state`: a function without arguments that returns what save_checkpoint()
+        gets under this name, for generations in memory (zerorun --hold_every): it is called in this function, and in each step()
+        that ends an optimizer step. A collective."""
         if client_state is not None and not callable(client_state):
             raise BadArgument(f"load_newest(): client_state is a {type(client_state).__name__}, expected a function that returns the "
                               "dict")

@@ -72,22 +72,22 @@ class TrainingLoader(DataLoader):
 
     epoch = 0  # in which the program goes on, after a load
 
-    def _is_over(self, used):
-        """Whether the epoch has no batch behind so many of its samples."""
-        left = len(self.dataset) - used
+    def _is_over(self):
+        """Whether the epoch has no batch left."""
+        left = len(self.dataset) - self.sampler.used
         return left <= 0 or (self.drop_last and left <= (self.batch_size - 1) * self.sampler.num_replicas)
 
     def state_dict(self):
         sampler = self.sampler
         return {"samples": len(self.dataset), "seed": sampler.seed, "epoch": sampler.epoch, "used": sampler.used,
-                "is_over": self._is_over(sampler.used)}
+                "is_over": self._is_over()}
 
     def load_state_dict(self, state):
         """Where an epoch was over, the next pass is a whole one."""
         own, saved = (len(self.dataset), self.sampler.seed), (state["samples"], state["seed"])
         if own != saved:
-            log.warning("training_data has %s samples, with the sampler's seed %s, and the checkpoint's place is in %s with the seed %s: "
-                        "epoch %s begins with its first sample", *own, *saved, state["epoch"])
+            log.warning("training_data has %s samples, with the sampler's seed %s, and the checkpoint's place is in %s with the "
+                        "seed %s: epoch %s begins with its first sample", *own, *saved, state["epoch"])
         begins = own != saved or state["is_over"]
         self.epoch = state["epoch"] + (own == saved and state["is_over"])
         self.sampler.go_on(state["epoch"], 0 if begins else state["used"])

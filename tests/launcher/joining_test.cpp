@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/listening.h"
@@ -43,6 +44,21 @@ Setup setup(const std::vector<std::string>& options, const std::string& script) 
   Setup result = {.options = {"--nnodes", "2", "--nproc_per_node", "1", "--grace", "0.5"}, .script = script};
   result.options.insert(result.options.end(), options.begin(), options.end());
   return result;
+}
+
+// Runs the program on two nodes of one rank, each with a launcher of its own, until both have ended.
+std::pair<Result, Result> run_joined(const std::string& max_restarts, const std::string& program) {
+  const std::string at = "127.0.0.1:" + port();
+  const auto start = [&](const std::string& node) {
+    return setup(
+        {"--rdzv_endpoint", at, "--node_rank", node, "--max_restarts", max_restarts, "--timeout", "20"},
+        program);
+  };
+  Launched first(start("0"));
+  Launched second(start("1"));
+  std::pair<Result, Result> results{first.finish(), second.finish()};
+  for (Launched* job : {&first, &second}) job->wait_until_nothing_is_left();
+  return results;
 }
 
 }  // namespace
@@ -237,48 +253,32 @@ TEST_CASE("what another host sends does not reach the terminal as control charac
 }
 
 TEST_CASE("launchers that join start their ranks again together, with another secret") {
-  const std::string at = "127.0.0.1:" + port();
-  const auto start = [&](const std::string& node) {
-    return setup({"--rdzv_endpoint", at, "--node_rank", node, "--max_restarts", "2", "--timeout", "20"},
+  const auto [first, second] =
+      run_joined("2",
                  "echo rank $RANK restarts ${ZERORUN_RESTARTS-none} secret $ZERORUN_JOB\n"
                  "[ -n \"$ZERORUN_RESTARTS\" ] && exit\n"
                  "[ $RANK = 1 ] && exit 3; exec sleep 300");
-  };
-  Launched first(start("0"));
-  Launched second(start("1"));
-  const Result of_first = first.finish();
-  const Result of_second = second.finish();
-  CHECK(of_first.exit_code == 0);
-  CHECK(of_second.exit_code == 0);
-  CHECK_THAT(of_first.err, Contains("zerorun: restart 1 of 2: rank 1 on node 1 exited with code 3, found "));
-  CHECK_THAT(of_second.err, Contains("zerorun: rank 1 exited with code 3") &&
-                                Contains("zerorun: restart 1: the ranks of this host have started again"));
+  CHECK(first.exit_code == 0);
+  CHECK(second.exit_code == 0);
+  CHECK_THAT(first.err, Contains("zerorun: restart 1 of 2: rank 1 on node 1 exited with code 3, found "));
+  CHECK_THAT(second.err, Contains("zerorun: rank 1 exited with code 3") &&
+                             Contains("zerorun: restart 1: the ranks of this host have started again"));
   const std::string kAgain = "restarts 1 secret ";
   const auto secret = [&](const std::string& out) {
     return out.substr(out.find(kAgain) + kAgain.size(), 32);
   };
-  CHECK_THAT(of_first.out, Contains("rank 0 restarts none secret port-") && Contains("rank 0 " + kAgain));
-  CHECK_THAT(of_second.out, Contains("rank 1 restarts none secret port-") && Contains("rank 1 " + kAgain));
-  CHECK(is_token(secret(of_first.out)));
-  CHECK(secret(of_first.out) == secret(of_second.out));
-  for (Launched* job : {&first, &second}) job->wait_until_nothing_is_left();
+  CHECK_THAT(first.out, Contains("rank 0 restarts none secret port-") && Contains("rank 0 " + kAgain));
+  CHECK_THAT(second.out, Contains("rank 1 restarts none secret port-") && Contains("rank 1 " + kAgain));
+  CHECK(is_token(secret(first.out)));
+  CHECK(secret(first.out) == secret(second.out));
 }
 
 TEST_CASE("launchers that join end with the failure after the last restart") {
-  const std::string at = "127.0.0.1:" + port();
-  const auto start = [&](const std::string& node) {
-    return setup({"--rdzv_endpoint", at, "--node_rank", node, "--max_restarts", "1", "--timeout", "20"},
-                 "[ $RANK = 1 ] && exit 3; exec sleep 300");
-  };
-  Launched first(start("0"));
-  Launched second(start("1"));
-  const Result of_first = first.finish();
-  const Result of_second = second.finish();
-  CHECK(of_first.exit_code == 3);
-  CHECK_THAT(of_first.err, Contains("not started again: this was attempt 2 of 2 (--max_restarts 1)"));
-  CHECK(of_second.exit_code == 3);
-  CHECK_THAT(of_second.err, Contains("the job is not started again, as the first launcher reports"));
-  for (Launched* job : {&first, &second}) job->wait_until_nothing_is_left();
+  const auto [first, second] = run_joined("1", "[ $RANK = 1 ] && exit 3; exec sleep 300");
+  CHECK(first.exit_code == 3);
+  CHECK_THAT(first.err, Contains("not started again: this was attempt 2 of 2 (--max_restarts 1)"));
+  CHECK(second.exit_code == 3);
+  CHECK_THAT(second.err, Contains("the job is not started again, as the first launcher reports"));
 }
 
 TEST_CASE("a launcher that joins with another --max_restarts is refused") {

@@ -215,7 +215,7 @@ TEST_CASE("A plan of a program has what gathers and reductions in 8 bits need fo
     how.zeropp.clear();
     const RankPlan exact = of_states();
     CHECK(exact.transfers == 0);
-    // A slice of the largest parameter in float32, and its absolute values.
+    // A slice of the largest parameter in float32, and what is computed of it.
     CHECK(narrow.transfers >= 2 * 4 * 4 * kGpt2.hidden * kGpt2.hidden / how.ranks);
     CHECK(narrow.memory() - narrow.transfers == exact.memory());
   }
